@@ -92,7 +92,7 @@ class ViewerSources:
             ConsoleScope(
                 self._settings.name,
                 viewer.namespaces,
-                reads_kafka_as_itself=True,
+                reads_kafka_with_own_account=True,
                 trace_url=self._settings.trace_url,
             ),
             topics=self._topics,

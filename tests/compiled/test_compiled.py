@@ -32,7 +32,7 @@ def test_a_traceback_names_file_and_line_of_compiled_code() -> None:
         ("knafka/core/offsets.py", "track"),
         ("knafka/core/offsets.py", "skip"),
     ]
-    assert [lines[(frame.lineno or 0) - 1].strip() for frame in frames] == [
+    assert [lines[(frame.lineno or 0) - 1].partition("  #")[0].strip() for frame in frames] == [
         "self.skip(offset)",
         'raise ValueError(f"offset {offset} was read after {self._next - 1}")',
     ]

@@ -210,7 +210,7 @@ def test_members_of_a_group_have_to_leave_first(world: World) -> None:
     plan = world.plan()
     assert plan.waits == [f"group {MAIL} has 2 members still: they have to leave first"]
     with pytest.raises(ClusterError, match=r"after 0 s group .* has 2 members still"):
-        world.adopter().wait_until_group_empty("Broker", OF, 0)
+        world.adopter().wait_for_preconditions("Broker", OF, 0)
 
 
 def test_what_runs_of_the_peer_is_in_the_way_and_its_receiver_is_not(world: World) -> None:

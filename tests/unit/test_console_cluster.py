@@ -265,7 +265,7 @@ async def test_what_is_in_kafka_needs_a_right_of_its_own_where_another_account_r
         viewer = signed_in(client, name)
         kafka = ClusterKafka(viewer, "knafka", system=system)
         return console_of(
-            viewer, memory, kafka=kafka, reads_kafka_as_itself=True, namespaces=["shop"]
+            viewer, memory, kafka=kafka, reads_kafka_with_own_account=True, namespaces=["shop"]
         )
 
     with pytest.raises(Forbidden, match="you may not get triggers/deadletters in shop"):

@@ -100,7 +100,7 @@ def console_of(
         KubernetesApi(viewer),
         NoFigures(),
         ClusterKafka(viewer, "knafka", system=client),
-        ConsoleScope("dev", namespaces, **{"reads_kafka_as_itself": True, **scope}),
+        ConsoleScope("dev", namespaces, **{"reads_kafka_with_own_account": True, **scope}),
         topics=topics or ReportTopics(lambda _: MemoryAdmin(memory)),
     )
 
@@ -149,7 +149,7 @@ async def test_who_reads_kafka_by_own_rights_needs_no_other(
 ) -> None:
     """`knafka console`: its Secret is read as the viewer, or not at all."""
     report_in(memory, KEPT, sample_report())
-    console = console_of(cluster[1], memory, "eve", "shop", reads_kafka_as_itself=False)
+    console = console_of(cluster[1], memory, "eve", "shop", reads_kafka_with_own_account=False)
     assert await console.reports.json(KEPT)
 
 

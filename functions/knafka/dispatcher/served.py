@@ -193,15 +193,15 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 """Name and help text of each counter, and the function that finds it in an Egress's counts."""
 
 
-def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
+def _oldest_event_age(partitions: Collection[AssignedPartition], now: float) -> float:
     """Return the age in seconds of the oldest unsettled event, at the Unix time `now`; 0: there is
     none."""
     # A partition's events are tracked in the order of their offsets: the first is the oldest.
     oldest_events = [
         next(iter(partition.tracker.unsettled.values()), None) for partition in partitions
     ]
-    milliseconds = [event.record.timestamp()[1] for event in oldest_events if event is not None]
-    return max(0.0, now - min(milliseconds) / 1000) if milliseconds else 0.0
+    timestamps_ms = [event.record.timestamp()[1] for event in oldest_events if event is not None]
+    return max(0.0, now - min(timestamps_ms) / 1000) if timestamps_ms else 0.0
 
 
 _GAUGES: Final[
@@ -230,7 +230,7 @@ _GAUGES: Final[
     (
         "knafka_dispatcher_oldest_event_age_seconds",
         "Age of the oldest event that was read and is not settled; 0: there is none",
-        _oldest_age,
+        _oldest_event_age,
     ),
 )
 """Name and help text of each gauge, and the function that computes it from the partitions of an

@@ -76,9 +76,9 @@ class ReceiverProtocol(asyncio.Protocol):
         "_body",
         "_body_bytes",
         "_body_limit",
-        "_checks_headers",
         "_closing",
-        "_counting",
+        "_counts_held",
+        "_counts_while_parsing",
         "_deadline",
         "_has_answered_expectation",
         "_header_bytes",
@@ -133,8 +133,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._closing = False  # whether no more requests are taken
         self._server_stops = False  # whether `shutdown` was called
         self._in_request = False  # whether a request has begun that isn't whole
-        # Whether bytes held of the present request are counted, as it didn't come in one read.
-        self._counting = False
+        # Whether the bytes held of the present request are counted, as it didn't come in one read.
+        self._counts_held = False
         self._begin_request()
         self._update_route(b"")
 
@@ -150,7 +150,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._has_answered_expectation = False  # whether `_answer_expectation` was called
         self._hosts = 0  # number of the request's `Host` headers
         self._refusal: Answer | None = None  # the answer if the request's head is wrong
-        self._checks_headers = self._counting  # whether headers are counted as they are parsed
+        # Whether URL, headers and trailers are counted as they are parsed: once the held bytes are
+        # counted, and always after the head.
+        self._counts_while_parsing = self._counts_held
 
     # asyncio.Protocol
 
@@ -242,7 +244,7 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._unfinished_bytes = 0 if self._in_body else max(0, len(data) - counted_bytes)
             self._count_held()
         else:
-            self._counting = self._checks_headers = False
+            self._counts_held = self._counts_while_parsing = False
 
     def _count_held(self) -> None:
         """Count the bytes that are held of an unfinished request, and note its progress. Refuse the
@@ -250,8 +252,8 @@ class ReceiverProtocol(asyncio.Protocol):
         head once this is whole (`_answer_expectation`)."""
         if self._closing:
             return
-        if not self._counting:
-            self._counting = self._checks_headers = True
+        if not self._counts_held:
+            self._counts_held = self._counts_while_parsing = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
             self._unfinished_bytes = 0  # bytes of a header that the parser holds
         headers = self._headers
@@ -396,15 +398,16 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_request = True
 
     def on_url(self, url: bytes) -> None:
-        """Store a part of the request's URL, and count its bytes if headers are counted."""
+        """Store a part of the request's URL, and count its bytes if the head is counted as it
+        is parsed."""
         self._url += url
-        if self._checks_headers:
+        if self._counts_while_parsing:
             self._count_header_bytes(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header, and refuse the request if the counted headers exceed the limits. Trailers
         are counted, but not stored."""
-        if self._checks_headers:
+        if self._counts_while_parsing:
             self._count_header_bytes(len(name) + len(value) + 4)
             if len(self._headers) >= self._max_headers and not self._closing:
                 self._refuse(answers.TOO_MANY_HEADERS)
@@ -438,7 +441,7 @@ class ReceiverProtocol(asyncio.Protocol):
         """Find the route, and refuse requests whose head is wrong."""
         if self._closing or self._parser.should_upgrade():
             return
-        self._in_body = self._checks_headers = True
+        self._in_body = self._counts_while_parsing = True
         if self._url != self._routed_url:
             self._update_route(self._url)
         if len(self._headers) > self._max_headers:

@@ -83,8 +83,9 @@ class Processor:
             self._rules.update({rule.name: rule for rule in mark_rules})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
-        """Outputs that are known to be too large for their topics, until a transaction without them
-        is committed: by cause, and then by topic and key, the least size that is left out."""
+        """Outputs that their topics have refused as too large: for each cause, by topic and record
+        key, from which size on an output is left out. Empty again once a transaction without them
+        is committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether records are compressed: then a larger record may take fewer bytes in its topic
         than a smaller one."""

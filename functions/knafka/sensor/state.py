@@ -73,7 +73,9 @@ class State:
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
         """Restore a newly assigned partition's held events and marks from all records of its
-        changelog (`changelog`: in batches), and set the timers. `now`: ms since the Unix epoch."""
+        changelog (`changelog`: in batches), and set the timers. Also find what an edited Sensor
+        leaves to do: records to delete (`stale_records`), and keys that must fire at once
+        (`fulfilled_keys`). `now` (ms since the Unix epoch) replaces a later time of an event."""
         partition = _Partition()
         for key, events in _read_changelog(changelog, now).items():
             self._restore_key(partition, key, events)
@@ -110,7 +112,7 @@ class State:
         )
 
     def forget(self, number: int) -> None:
-        """Forget a partition, which belongs to another process (BUS-S10)."""
+        """Forget what is held for a partition that another process reads from now on (BUS-S10)."""
         self._partitions.pop(number, None)
 
     @property

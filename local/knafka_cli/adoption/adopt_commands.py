@@ -84,7 +84,7 @@ def adopt(
         plan, unseen = adopter.make_plan(kind, identity)
         # What a plan waits for ends by itself. A problem doesn't, so waiting would be in vain.
         if yes and plan.waits and not plan.problems:
-            plan = adopter.wait_until_group_empty(kind, identity, timeout)
+            plan = adopter.wait_for_preconditions(kind, identity, timeout)
         _print_plan(plan, unseen)
         failed |= not plan.can_be_carried_out
         if yes and plan.can_be_carried_out:
@@ -126,7 +126,7 @@ def release(
             adopter.carry_out(plan)
             adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
             # As before an adoption, but the members that must leave are Knafka's.
-            adopter.wait_until_group_empty(kind, identity, timeout)
+            adopter.wait_for_preconditions(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
     _exit_by_outcome(failed, yes)
 

@@ -62,10 +62,11 @@ class Adopter(AdoptionObserver):
         plan_broker = plan_broker_release if release else plan_broker_adoption
         return plan_broker(broker), broker.unseen
 
-    def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Make the plan to adopt an object each second, until the plan waits for nothing any more,
-        such as for members of a consumer group to leave. Returns the last plan, which may have
-        problems. Raises `ClusterError` if the plan still waits after `timeout` seconds."""
+    def wait_for_preconditions(self, kind: str, identity: Identity, timeout: float) -> Plan:
+        """Wait until what must end by itself before an adoption (`Plan.waits`) has ended, such as
+        the membership of others in the object's consumer groups: make the plan anew each second.
+        Returns the last plan, which may have problems. Raises `ClusterError` if the plan still has
+        `waits` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)

@@ -213,8 +213,8 @@ def release_steps(
 
 
 def members_sentence(group: str, state: SeenGroup) -> str:
-    """Return a sentence for users: the group still has members, which must leave it first. `group`
-    is its name, and `state` its state in Kafka."""
+    """Return a sentence for users: the group still has members, which must leave it before the
+    plan's steps. `group` is its name, and `state` its state in Kafka."""
     return f"group {group} has {len(state.members)} members still: they have to leave first"
 
 

@@ -222,8 +222,9 @@ def _backtest_topic_options(
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """Return in ISO 8601 the moment that an option's text names: an ISO 8601 time, a duration ago
-    such as `12h`, or `start`; None if the option isn't given. Raises `BadInput`."""
+    """Return the moment that an option's text names, in ISO 8601; None if the option isn't given.
+    The text is an ISO 8601 time, a duration ago such as `12h`, or `start`, the Unix epoch. Raises
+    `BadInput`."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
@@ -261,7 +262,8 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
     backtest = Backtest(sensor, lambda kind: errors.update([kind]))
     past_events = sorted(_read_events(events), key=lambda event: event.at)
     firings = list(backtest.play(past_events))
-    held_by_key = backtest.held  # a key names a trigger and a correlation; it waits if it holds any
+    # By trigger and correlation key. Only keys that hold events are in it, so each of them waits.
+    held_by_key = backtest.held
     if as_json:
         counts = Counter(trigger_of(firing.key) for firing in firings)
         result = {

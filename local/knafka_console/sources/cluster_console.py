@@ -1,8 +1,9 @@
 """ClusterConsole: the console's source of a cluster, under one viewer's own rights.
 
 Objects are read and changed with the viewer's token, so Kubernetes checks the rights. It can't
-check rights in Kafka: where another account reads Kafka (`reads_kafka_as_itself`), the viewer needs
-rights to the Trigger's subresources `deadletters` (get) and `replays` (create).
+check rights in Kafka: where the console reads Kafka with an account of its own
+(`reads_kafka_with_own_account`), the viewer needs rights to the Trigger's subresources
+`deadletters` (get) and `replays` (create).
 """
 
 from __future__ import annotations
@@ -244,6 +245,7 @@ class ClusterConsole:
         )
         if document is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
+        # Whoever reads the document needs both fields; if the answer has them, its own count.
         return {"apiVersion": kind.version, "kind": trigger.kind, **document}
 
     async def _is_action_allowed(self, trigger: TriggerName, action: Action) -> bool:
@@ -253,7 +255,7 @@ class ClusterConsole:
                 return await self._has_right("patch", trigger)
             case Action.REPLAY:
                 # Where Kafka is read with the viewer's own credentials, Kafka checks the rights.
-                return not self._scope.reads_kafka_as_itself or all(
+                return not self._scope.reads_kafka_with_own_account or all(
                     [
                         await self._has_right("get", trigger, DEAD_LETTERS_SUBRESOURCE),
                         await self._has_right("create", trigger, REPLAYS_SUBRESOURCE),
@@ -263,7 +265,7 @@ class ClusterConsole:
     async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
         """Raise `Forbidden` if the viewer lacks a right to the Trigger's subresource. Does nothing
         where Kafka is read with the viewer's own credentials."""
-        if self._scope.reads_kafka_as_itself and not await self._has_right(
+        if self._scope.reads_kafka_with_own_account and not await self._has_right(
             verb, trigger, subresource
         ):
             plural = OBJECTS_BY_KIND[trigger.kind].plural

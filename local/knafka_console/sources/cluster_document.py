@@ -54,8 +54,8 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
     kafkas = {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers} - {""}
     snapshot = Snapshot(
         ", ".join(sorted(kafkas)),
-        tuple(_broker_row(broker, figures) for broker in stored.brokers),
-        tuple(_trigger_row(trigger, figures) for trigger in stored.triggers),
+        tuple(_broker_row_with_figures(broker, figures) for broker in stored.brokers),
+        tuple(_trigger_row_with_figures(trigger, figures) for trigger in stored.triggers),
         stored.problems,
     )
     state = snapshot_document.state_document(snapshot, readable_triggers(stored.triggers), place)
@@ -80,7 +80,7 @@ def _without_rejected_count(broker: ConsoleBroker) -> ConsoleBroker:
     return broker.model_copy(update={"rejected": None})
 
 
-def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
+def _broker_row_with_figures(document: Document, figures: Figures | None) -> BrokerRow:
     """Return the row of a Broker or KafkaChannel, with the number of records that were ever written
     to its topic; 0 if `figures` is None or lacks the topic."""
     row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
@@ -88,7 +88,7 @@ def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
     return replace(row, accepted=accepted)
 
 
-def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
+def _trigger_row_with_figures(document: Document, figures: Figures | None) -> TriggerRow:
     """Return the row of a Trigger or Subscription, with its lag, replicas and counts from
     `figures`. If `figures` is None or lacks the Trigger, its lag is None and the other numbers are
     0."""

@@ -99,9 +99,9 @@ class ConsoleScope:
     cluster_name: str
     namespaces: Sequence[str] = ()
     """The only namespaces whose objects are listed; empty: all namespaces."""
-    reads_kafka_as_itself: bool = False
-    """Whether Kafka is read with another account than the viewer's, so that the viewer needs rights
-    to the subresources of objects."""
+    reads_kafka_with_own_account: bool = False
+    """Whether the console reads Kafka with an account of its own, not the viewer's, so that the
+    viewer needs rights to the subresources of objects."""
     trace_url: str = ""
     """URL of a trace, with `{trace}` for its id; empty: traces have no links."""
     unreached_hint: str = ""
@@ -163,14 +163,14 @@ class ClusterReports:
         """Return the last report of an archive, as JSON.
 
         Raises `NotSignedIn`, `Forbidden`, `LogError`, and `NotFound` if there is no such archive,
-        or no report: its text says how one is made.
+        or no report: its text says why, and what to do.
         """
         document = await self._translate_refusals(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
         if document is None:
             raise NotFound(f"there is no DeadLetterArchive {archive}")
-        if self._scope.reads_kafka_as_itself and not await self._is_allowed(
+        if self._scope.reads_kafka_with_own_account and not await self._is_allowed(
             "get", archive, ARCHIVE_OBJECTS, REPORT_SUBRESOURCE
         ):
             raise Forbidden(f"you may not get deadletterarchives/report in {archive.namespace}")

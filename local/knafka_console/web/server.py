@@ -223,7 +223,7 @@ async def _answer_or_problem(request: web.Request, handler: Handler) -> web.Stre
     except NotSignedIn as error:
         answer = _problem_answer(request, str(error), HTTPStatus.UNAUTHORIZED)
         answer.headers["WWW-Authenticate"] = "Bearer"
-        # After another site's link the browser sends no cookies: then they must not be deleted.
+        # Another site's link comes without the cookies (SameSite=Strict): then keep them.
         if has_token(request):
             delete_cookies(answer)
         return answer

@@ -75,11 +75,11 @@ class Observer:
         ]
         self._previous = {(trigger.row.kind, trigger.row.name): trigger for trigger in observed}
         channels = tuple(
-            _broker_row(document, is_ours(document), channels_answered)
+            _observed_broker_row(document, is_ours(document), channels_answered)
             for document in self._shown_objects(CHANNELS.broker)
         )
         brokers = tuple(
-            _broker_row(document, is_ours(document), answered)
+            _observed_broker_row(document, is_ours(document), answered)
             for document in self._shown_objects("Broker")
         )
         service_problems = filter(None, map(_service_problem, cluster.of("Service")))
@@ -120,12 +120,13 @@ class Observer:
         )
         if previous is not None and is_unchanged:
             return previous
-        row = _trigger_row(full_name, document, is_ours, service, scaling_status)
+        row = _observed_trigger_row(full_name, document, is_ours, service, scaling_status)
         return _ObservedTrigger(document, is_ours, service, scaling_status, row)
 
 
-def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
-    """Return the row of a Broker or KafkaChannel, with the number of accepted and rejected events.
+def _observed_broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
+    """Return the row of a Broker or KafkaChannel; if it is Ready, with the number of accepted and
+    rejected events.
 
     `is_ours` is False if another implementation serves it; `answered` counts answered requests by
     namespace, name and status code.
@@ -137,7 +138,7 @@ def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> B
         refused = f"its class {broker_class} is another implementation's"
         return BrokerRow(name, refused=refused, kind=kind)
     row = broker_row(document)
-    if row.refused:
+    if row.refused:  # why it isn't Ready
         return row
     counts = {
         code: count
@@ -152,7 +153,7 @@ def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> B
     )
 
 
-def _trigger_row(
+def _observed_trigger_row(
     name: str,
     document: Document,
     is_ours: bool,

@@ -306,7 +306,8 @@ def s3_settings(endpoint: str, region: str) -> dict[str, str]:
 
 
 def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
-    """Return the pod template of Spark's executors; Spark adds memory, CPU and the rest."""
+    """Return the pod template of Spark's executors; Spark adds image, memory and CPU, and what it
+    needs itself."""
     volumes, mounts = _volumes_and_mounts(archive.spec.storage)
     return {
         "apiVersion": CORE,

@@ -52,7 +52,7 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
 from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 
-_DEFAULTS: Final[Mapping[str, object]] = {
+_IMMUTABLE_FIELD_DEFAULTS: Final[Mapping[str, object]] = {
     "numPartitions": DEFAULT_CHANNEL_PARTITIONS,
     "replicationFactor": DEFAULT_CHANNEL_REPLICATION,
     "retentionDuration": DEFAULT_CHANNEL_RETENTION,
@@ -81,7 +81,11 @@ def with_channel_defaults(document: Document) -> dict[str, Any]:
         return dict(document)
     spec = mapping_at(document, "spec")
     # As upstream, 0 and "" count as not set.
-    spec |= {name: value for name, value in _DEFAULTS.items() if spec.get(name) in (None, "", 0)}
+    spec |= {
+        name: value
+        for name, value in _IMMUTABLE_FIELD_DEFAULTS.items()
+        if spec.get(name) in (None, "", 0)
+    }
     set_default_sink_namespace(spec, namespace_of(document))
     metadata = mapping_at(document, "metadata")
     metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping_at(metadata, "annotations")}
@@ -166,14 +170,14 @@ def _subscription_problems(
 
 
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield one problem that shows all changes of a KafkaChannel's immutable fields; none if there
-    are no changes. A field whose old value is invalid may be corrected."""
+    """Yield at most one problem, which shows all forbidden changes of a KafkaChannel's immutable
+    fields. Allowed: to correct a field whose old value is invalid, to declare a retention where
+    none was, and to write the retention in another form, such as PT60M for PT1H."""
     old_fields, new_fields = (_immutable_channel_fields(document) for document in (old, new))
     may_change = {
         problem.path for problem in schema_problems(KafkaChannel, {**old, "status": None})
     }
-    # As upstream: a channel from before the field existed may get a retention. A retention may also
-    # be written in another form, such as PT60M for PT1H.
+    # As upstream: a channel from before the field existed may get a retention.
     old_retention, new_retention = (
         _retention_seconds(fields[_RETENTION_PATH]) for fields in (old_fields, new_fields)
     )
@@ -190,7 +194,10 @@ def _immutable_channel_fields(document: Document) -> dict[str, object]:
     """Return the values of the immutable fields of a KafkaChannel's spec, by path; a field that
     isn't set has its default."""
     spec = mapping_at(document, "spec")
-    return {f"spec.{name}": spec.get(name) or default for name, default in _DEFAULTS.items()}
+    return {
+        f"spec.{name}": spec.get(name) or default
+        for name, default in _IMMUTABLE_FIELD_DEFAULTS.items()
+    }
 
 
 def _retention_seconds(retention: object) -> float | None:
@@ -202,8 +209,8 @@ def _retention_seconds(retention: object) -> float | None:
 
 
 def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield one problem that shows all changes of a Subscription's immutable fields; none if there
-    are no changes."""
+    """Yield at most one problem, which shows all changes of a Subscription's immutable
+    fields."""
     old_fields, new_fields = (_immutable_subscription_fields(document) for document in (old, new))
     # A Subscription without a channel never worked, and may be corrected.
     if old_fields and (diff := changed_values(old_fields, new_fields)):

@@ -173,9 +173,10 @@ def _destination_fields(entry: Document) -> dict[str, Any]:
 
 
 def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
-    """Return the status of the Subscription that stands for an entry: the annotations promised to
-    the entry's UID, and the readiness that its channel reports. `stored` is the stored Subscription
-    with this UID; None: there is none."""
+    """Return the status of the Subscription that stands for an entry: the annotations that the
+    entry was promised (consumer group, dead-letter topic, dispatcher and start), and the readiness
+    that the channel's status reports. `stored`, the stored Subscription with this UID (None: there
+    is none), supplies the annotations only if the channel's status has no promise."""
     promised = find_promised_annotations(channel, uid)
     annotations = promised or _find_promise_in_stored(channel, uid, stored) or {}
     status: dict[str, Any] = {"annotations": annotations}

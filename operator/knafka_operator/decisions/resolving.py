@@ -85,7 +85,7 @@ async def resolve(
                 f"{destination.ref.name:.253} are no certificates in PEM form",
             )
     if not local_addresses:
-        _check_address(url)
+        _refuse_local_host(url)
     optional = {"caCerts": ca_certs, "audience": audience}
     try:
         return parse(Sink, {"url": url, **{key: value for key, value in optional.items() if value}})
@@ -95,9 +95,9 @@ async def resolve(
         ) from None
 
 
-def _check_address(url: str) -> None:
-    """Check that a URL's host isn't an address or name of the pod or the node, such as `localhost`.
-    Raises `Unresolved`. Other names pass; dispatchers check their addresses when they connect."""
+def _refuse_local_host(url: str) -> None:
+    """Raise `Unresolved` if a URL's host is an address or name of the pod or the node, such as
+    `localhost`. Other names pass; dispatchers check their addresses when they connect."""
     if (reason := addresses.refusal_of_url(url)) is not None:
         raise Unresolved(
             ADDRESS_NOT_ALLOWED,

@@ -62,7 +62,7 @@ class Moves:
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._sample_activity(identity, record, now)) is not None:
+            if (move := self._sample_and_find_move(identity, record, now)) is not None:
                 desired_moves.append(move)
         for identity in self._histories.keys() - self.states.triggers.keys():
             del self._histories[identity]
@@ -73,19 +73,22 @@ class Moves:
             self._recent_moves.append((now, move))
             self._move(move)
 
-    def _sample_activity(
+    def _sample_and_find_move(
         self, identity: Identity, record: TriggerRecord, now: float
     ) -> Move | None:
         """Add a sample to a Trigger's history, and return the move that the history calls for.
-        None: the Trigger stays, or can't move now; in the second case its history is dropped."""
-        isolation, watched = record.chosen_isolation, _movable_delivery(record)
+        None: the Trigger stays. If it isn't `auto`, can't move now or has no status of the scaler,
+        its history is dropped, too."""
+        isolation = record.chosen_isolation  # None: it isn't `auto`, or none was chosen yet
+        watched = _movable_delivery(record)
         scaling_status = None
         if watched is not None:
             scaling_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
         if isolation is None or record.broker is None or watched is None or scaling_status is None:
             self._histories.pop(identity, None)
             return None
-        history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[isolation]
+        history = self._histories.get(identity)
+        activity = ACTIVITY_BY_ISOLATION[isolation]
         # A new history also after a move: samples from before it don't count for a move back.
         if history is None or history.state.activity is not activity:
             history = self._histories[identity] = History(ActivityState(activity, now))

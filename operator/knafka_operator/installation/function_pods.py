@@ -89,7 +89,7 @@ class FunctionPods:
             if key not in _FIELD_TYPES:
                 allowed_fields = ", ".join(sorted(_FIELD_TYPES))
                 raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {allowed_fields}")
-            _check_type(f"{POD}.{key}", value, _FIELD_TYPES[key])
+            _check_value(f"{POD}.{key}", value, _FIELD_TYPES[key])
         return cls(
             spec,
             _parse_resources(environment, RECEIVER_RESOURCES),
@@ -114,13 +114,14 @@ def needed_features(message: str) -> str:
 
 
 def _parse_yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Parse an environment variable that holds a YAML mapping; empty if it isn't set. Raises
-    `InvalidDocument`."""
+    """Parse an environment variable that holds a YAML mapping; empty if it isn't set or is
+    empty. Raises `InvalidDocument`."""
     try:
         parsed = yaml.safe_load(environment.get(name, "")) or {}
     except yaml.YAMLError as error:
         raise InvalidDocument(name, f"no YAML: {error!s:.300}") from None
-    _check_type(name, parsed, dict)
+    if parsed:  # an empty variable counts as not set; an empty field is refused
+        _check_value(name, parsed, dict)
     return dict(parsed)
 
 
@@ -137,7 +138,7 @@ def _parse_resources(
         if key not in _RESOURCE_FIELDS:
             allowed_fields = ", ".join(_RESOURCE_FIELDS)
             raise InvalidDocument(name, f"unknown field {key!s:.80}: want {allowed_fields}")
-        _check_type(f"{name}.{key}", amounts, dict)
+        _check_value(f"{name}.{key}", amounts, dict)
         for resource, amount in amounts.items():
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):
                 where = f"{name}.{key}.{resource!s:.80}"
@@ -145,11 +146,9 @@ def _parse_resources(
     return resources
 
 
-def _check_type(where: str, value: object, type_: type) -> None:
-    """Check that a value has this type and isn't empty, and that a list contains only mappings.
-    `where` is the environment variable's name, or `VARIABLE.FIELD`. Raises `InvalidDocument`."""
-    if value == {} and "." not in where:
-        return  # an empty variable counts as an empty object; an empty field is refused
+def _check_value(where: str, value: object, type_: type) -> None:
+    """Raise `InvalidDocument` unless a value has this type and isn't empty; a list must contain
+    only mappings. `where` is the environment variable's name, or `VARIABLE.FIELD`."""
     is_valid = isinstance(value, type_) and value
     if is_valid and isinstance(value, list):
         is_valid = all(isinstance(element, dict) for element in value)

@@ -42,7 +42,7 @@ _match_role_pattern = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KafkaTrust:
-    """Limits of what the operator does for Secrets written by users, not administrators."""
+    """Limits of what Secrets written by users, not administrators, can make the operator do."""
 
     local_addresses: bool = False
     """Whether token endpoints may be at addresses of the pod or the node."""

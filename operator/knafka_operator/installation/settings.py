@@ -233,7 +233,8 @@ class Settings:
 
     @property
     def kafka_trust(self) -> KafkaTrust:
-        """Return the limits of what the operator does for users' Secrets."""
+        """Return what a user's Secret may make the operator do: ask token endpoints at local
+        addresses, get tokens of its AWS identity for these servers, and assume these roles."""
         return KafkaTrust(self.local_addresses, self.aws_servers, self.aws_roles)
 
     @classmethod

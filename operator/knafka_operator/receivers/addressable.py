@@ -232,12 +232,14 @@ class AddressableSteps:
     def ensure_direct_service(
         self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
     ) -> bool:
-        """Request that `manifest`, the Service that leads to the receiver past Knative's proxy, is
-        applied, unless it was (`is_applied`). Returns whether it was; if not, or if applying it has
-        failed, the condition `DataPlaneAvailable` says so."""
+        """Unless `is_applied`, request that `manifest` is applied: the Service that leads to the
+        receiver past Knative's proxy. Until then the condition `DataPlaneAvailable` says that this
+        is awaited, or why it has failed (`refusal`: its reasons and texts if the Service can't be
+        applied). Returns `is_applied`."""
         with self.conditions.step(DATA_PLANE_AVAILABLE):
             if not is_applied:
-                self.needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal))
+                applying = Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal)
+                self.needed.run_first(applying)  # raises, which ends this step
         return is_applied
 
     def set_addresses(

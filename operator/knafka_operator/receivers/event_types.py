@@ -148,7 +148,7 @@ class EventTypes:
         random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
             try:
-                remaining -= await self._create_types_of(
+                remaining -= await self._create_types_of_owner(
                     owner, new_types[owner], min(remaining, MAX_PER_OWNER)
                 )
             except ClusterError as error:  # an error in one namespace doesn't stop the others
@@ -156,20 +156,24 @@ class EventTypes:
             if remaining <= 0:
                 return
 
-    async def _create_types_of(
-        self, owner: Identity, reported: Mapping[ReportedType, None], at_most: int
+    async def _create_types_of_owner(
+        self, owner: Identity, reported_types: Mapping[ReportedType, None], at_most: int
     ) -> int:
-        """Create the EventTypes in `reported` that the owner lacks, at most `at_most`; returns
-        their number, including those that the API server rejected. Raises `ClusterError`."""
+        """Create EventTypes for those of `reported_types` for which the owner has none, at most
+        `at_most`, and remember them as known. Returns their number, including those that the API
+        server rejected. Raises `ClusterError`."""
         family = self.states.family
         unknown = [
-            reported_type for reported_type in reported if not self._is_known(owner, reported_type)
+            reported_type
+            for reported_type in reported_types
+            if not self._is_known(owner, reported_type)
         ]
         if not unknown:
             return 0
         document = await self.cluster.get(family.broker_version, family.broker, *owner)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return 0
+        # The set in `_known` itself: the loop adds the EventTypes that it creates.
         name_hashes = await self._ensure_name_hashes(owner, document)
         created = 0
         for reported_type in unknown:

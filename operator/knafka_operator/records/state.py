@@ -319,7 +319,7 @@ class States:
             self.triggers_by_reference.setdefault(referenced, set()).add(trigger)
 
     def clear_references(self, trigger: Identity) -> None:
-        """Remove all references of a Trigger."""
+        """Forget to which objects a Trigger refers, so that their changes no longer enqueue it."""
         if (record := self.triggers.get(trigger)) is None:
             return
         for referenced in record.references:

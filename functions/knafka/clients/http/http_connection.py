@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
                 self.fail(self._invalid_response_error(error))
                 return
         if self._response is not None:
-            self._finish(self._response)
+            self._finish_exchange(self._response)
         elif self._received_bytes > MAX_HEAD_BYTES and not self._status:
             self.fail(
                 self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
             # The rest of the body isn't read: the response ends here.
             self._keep_alive = False
-            self._finish(self._received_response())
+            self._finish_exchange(self._received_response())
         elif self._received_bytes > MAX_HEAD_BYTES + MAX_FRAMING_FACTOR * max(
             self._body_bytes, MAX_HEAD_BYTES
         ):
@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
         is_cut = self._body_bytes > len(body)  # at `max_response_bytes`
         return Response(self._status, self._headers, body, is_cut)
 
-    def _finish(self, response: Response) -> None:
+    def _finish_exchange(self, response: Response) -> None:
         """Hand the response to the exchange. If another request may follow, make the connection
         idle, else close it."""
         waiter, self._exchange = self._exchange, None
@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
         elif error is None and self._status and not self._is_framed():
             # A response that doesn't say where it ends is complete when its connection ends.
             self._keep_alive = False
-            self._finish(self._received_response())
+            self._finish_exchange(self._received_response())
         else:
             problem = f"{self._pool.origin} closed the connection before its response ended"
             error_class = DeliveryError if self._received_bytes else Unanswered

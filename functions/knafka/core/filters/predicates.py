@@ -96,10 +96,10 @@ def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str
     """Yield path and text of each CESQL expression in `filters`, also in nested filters. `path` is
     the path of the list `filters` in its object, such as `spec.filters`."""
     for index, spec in enumerate(filters):
-        yield from _cesql_expressions(spec, f"{path}[{index}]")
+        yield from _expressions_in_filter(spec, f"{path}[{index}]")
 
 
-def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+def _expressions_in_filter(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
     """Yield path and text of the CESQL expressions within the filter at `path`."""
     match spec:
         case All(all=inner):
@@ -107,7 +107,7 @@ def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
         case Any_(any=inner):
             yield from expressions(inner, f"{path}.any")
         case Not(not_=inner_filter):
-            yield from _cesql_expressions(inner_filter, f"{path}.not")
+            yield from _expressions_in_filter(inner_filter, f"{path}.not")
         case CESQL(cesql=text):
             yield f"{path}.cesql", text
         case Exact() | Prefix() | Suffix():

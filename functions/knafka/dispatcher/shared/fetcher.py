@@ -94,7 +94,7 @@ class Fetcher:
         `placement` moves groups to other fetchers."""
         self.buffers: dict[int, PartitionBuffer] = {}
         """The buffer of each partition that is read, by number."""
-        self.moved = asyncio.Event()
+        self.changed = asyncio.Event()
         """Set when a group has taken records, joined or left."""
         self._source = source
         self._placement = placement
@@ -110,7 +110,7 @@ class Fetcher:
         start = 0 if position.offset == BEGINNING else position.offset
         buffer = self.buffers[number] = PartitionBuffer(number, start, position.epoch)
         self._beginning[number] = position
-        self.moved.set()
+        self.changed.set()
         return buffer
 
     def drop(self, number: int) -> None:
@@ -119,7 +119,7 @@ class Fetcher:
         assert not buffer.cursors
         if self._beginning.pop(number, None) is None:
             self._dropping.add(number)
-        self.moved.set()
+        self.changed.set()
 
     def drop_unused(self) -> None:
         """Stop reading the partitions whose buffers have no cursors."""
@@ -205,18 +205,20 @@ class Fetcher:
 
     def _restart(self, buffer: PartitionBuffer, replaced_from: Position) -> PartitionBuffer:
         """Replace the buffer of a partition that has another log from `replaced_from` on; returns
-        the new buffer, which begins there. Cursors beyond that position are restarted. Cursors up
-        to it, and unproven ones, keep their positions and are placed anew; if the position is the
-        beginning, all are restarted."""
+        the new buffer, which begins there. If that is the partition's beginning, all cursors are
+        restarted. Else only the cursors beyond that position are; the others, and those that may
+        come from another log (`PartitionBuffer.unproven`), keep their positions and are placed
+        anew."""
         number, start = buffer.number, max(0, replaced_from.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})
             self._beginning[number] = replaced_from
         new_buffer = self.buffers[number] = PartitionBuffer(number, start, replaced_from.epoch)
         for cursor in list(buffer.cursors):
-            epoch, unproven = cursor.owner.position_of(cursor).epoch, cursor in buffer.unproven
+            epoch = cursor.owner.position_of(cursor).epoch
+            is_unproven = cursor in buffer.unproven
             buffer.leave(cursor)
-            if start > 0 and (unproven or cursor.offset <= start):
+            if start > 0 and (is_unproven or cursor.offset <= start):
                 self._placement.place(cursor, Position(cursor.offset, epoch))
                 continue
             cursor.owner.restart(cursor, replaced_from)
@@ -249,7 +251,7 @@ class Fetcher:
         slow groups meanwhile; if no group takes records, pause the partitions that are stuck."""
         limits = self._limits
         while self.buffers:
-            self.moved.clear()
+            self.changed.clear()
             self._resume()
             active = [buffer for buffer in self.buffers.values() if not buffer.paused]
             # There is demand while few records are left that no group has taken.
@@ -258,15 +260,15 @@ class Fetcher:
             if has_demand and not full_buffers:
                 return
             if not active:
-                await self.moved.wait()
+                await self.changed.wait()
             elif full_buffers:  # the fastest groups need records, for which there is no room
-                await self._wait_for_move(limits.patience)
+                await self._wait_for_change(limits.patience)
                 self._trim()
                 for buffer in self._full_buffers(active):
                     self._evict_slow(buffer)
                 if not self._make_room(active):
-                    await self._wait_for_move(limits.pause_after)
-            elif not await self._wait_for_move(limits.pause_after):
+                    await self._wait_for_change(limits.pause_after)
+            elif not await self._wait_for_change(limits.pause_after):
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
@@ -286,9 +288,9 @@ class Fetcher:
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer's records, unless all groups
-        do; then forget the records that all others have taken, in all buffers. The slowest group
-        goes first, so that the others can join its new buffer."""
+        """Evict the groups that lag by more than half of the buffer's records, the slowest first,
+        so that the others can join its new buffer; evict none if all groups lag so. In either case
+        forget, in all buffers, the records that all remaining groups have taken."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]
@@ -297,13 +299,13 @@ class Fetcher:
                 self._placement.evict(cursor, self)
         self._trim()
 
-    async def _wait_for_move(self, timeout: float) -> bool:
-        """Wait until a group has taken records, joined or left (`moved`), at most `timeout`
+    async def _wait_for_change(self, timeout: float) -> bool:
+        """Wait until a group has taken records, joined or left (`changed`), at most `timeout`
         seconds; returns whether one has."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self.moved.wait()
-        return self.moved.is_set()
+                await self.changed.wait()
+        return self.changed.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
         """Pause the partitions of the buffers `active` whose records no group takes, so that the

@@ -123,12 +123,15 @@ class GroupReader:
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return at most `limit` next records, waiting up to `timeout` seconds for the first.
+        While this waits, a `Selective` drain gets new records by its `take` instead, so the result
+        may be empty although records came. It is empty, too, if none came before the timeout
+        or an `interrupt`.
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._handed_over_count = {}, 0
-        # Create the waiter before the other drains' turn, so that what comes meanwhile is handed
-        # over, too. Otherwise each read might return only the one record that came before it could
-        # wait.
+        # Create the waiter before the `sleep`, so that a record that comes during it is handed over
+        # to `take`, too. Otherwise this read would return that record alone, and so might every
+        # read after it.
         self._waiter = loop.create_future()
         timer: asyncio.TimerHandle | None = None
         try:

@@ -278,7 +278,7 @@ class SharedTopic:
             buffer = fetcher.buffers.get(number)
             if buffer is not None and buffer.accepts(position, self._limits.records):
                 buffer.join(cursor, position.epoch)
-                fetcher.moved.set()
+                fetcher.changed.set()
                 return
         for fetcher in other_fetchers:
             if number not in fetcher.buffers:
@@ -305,13 +305,13 @@ class SharedTopic:
             if fetcher.buffers.get(cursor.number) is buffer:
                 if not buffer.cursors:
                     fetcher.drop(cursor.number)
-                fetcher.moved.set()
+                fetcher.changed.set()
 
     def note_taken(self, cursor: Cursor) -> None:
         """Wake the fetcher of the cursor, which has taken records."""
         for fetcher in self.fetchers:
             if fetcher.buffers.get(cursor.number) is cursor.buffer:
-                fetcher.moved.set()
+                fetcher.changed.set()
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
         """Move a cursor from this fetcher, whose buffer can't serve it, to another one; a paused
@@ -356,7 +356,7 @@ class SharedTopic:
                     for cursor in covered:
                         buffer.leave(cursor)
                         other_buffer.join(cursor)
-                        other_fetcher.moved.set()
+                        other_fetcher.changed.set()
         fetcher.drop_unused()
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:

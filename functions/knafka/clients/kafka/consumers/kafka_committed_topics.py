@@ -93,8 +93,9 @@ class CommittedTopics:
         return committed
 
     def _present_mark(self, topic: str, since: float = -math.inf) -> str:
-        """Return the mark of the topic that has this name now. Empty: no request that was sent at
-        `since` (`time.monotonic`) or later has returned its id, or no ids are known at all."""
+        """Return the mark of the topic that has this name now. Empty if commits get no marks
+        (`replaced` None), or if the topic's id must still be read: only ids from requests sent at
+        `since` (`time.monotonic`) or later count."""
         if self._replaced is None:
             return ""
         return commit_metadata.short_id(self._replaced.topic_id(topic, since))

@@ -122,7 +122,8 @@ class StalledPartitions:
 
     @property
     def paused(self) -> list[TopicPartition]:
-        """The paused partitions that the consumer reads."""
+        """Those of the consumer's assigned partitions that it has paused."""
+        # `pause` may have named others, too.
         return [TopicPartition(*key) for key in self._paused & self._starts.keys()]
 
     def find(self, consumer: Consumer) -> list[TopicPartition]:

@@ -112,7 +112,7 @@ class TransactionalMember(GroupConsumer):
         if self._refusal is not None:
             raise LogError(str(self._refusal))
         self._restart_replaced()
-        self._add_owned(self._undecided.begin_decided(self.consumer))
+        self._add_owned(self._undecided.ask_again(self.consumer))
         deadline = time.monotonic() + timeout
         while True:
             self.send_due_heartbeat()
@@ -336,7 +336,7 @@ class TransactionalMember(GroupConsumer):
         except LogError as error:
             self._refusal = error
             return
-        self._add_owned(self._undecided.begin(consumer, committed))
+        self._add_owned(self._undecided.hold_back_undecided(consumer, committed))
 
     def _add_owned(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
         """Own the partitions of these commits, which are being read now; notify `Claims`."""

@@ -68,10 +68,12 @@ class UndecidedPartitions:
         """The partitions that are held back."""
         return list(self._commits)
 
-    def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
-        """Ask Kafka about the commits of partitions that were just started, and return the decided
-        commits. The other partitions are held back: they are logged and paused, and `begin_decided`
-        asks about them again. Blocks as long as `elections_since`."""
+    def hold_back_undecided(
+        self, consumer: Consumer, committed: Sequence[TopicPartition]
+    ) -> _Decided:
+        """Ask whether partitions that were just started may be read from these commits, and return
+        the decided commits. The other partitions are held back: they are logged and paused, and
+        `ask_again` asks about them again. Blocks as long as `elections_since`."""
         self.drop(committed)
         decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
@@ -88,11 +90,11 @@ class UndecidedPartitions:
             self._ask_at = time.monotonic() + self._interval
         return decided
 
-    def begin_decided(self, consumer: Consumer) -> _Decided:
-        """If a request is due, ask Kafka again about the partitions that are held back. Start those
-        that are decided now, and return their commits; empty if there are none. Blocks as long as
-        `elections_since`. Raises `LogError` if one of the decided partitions can't be started; then
-        all of them stay held back."""
+    def ask_again(self, consumer: Consumer) -> _Decided:
+        """If it is time (`_ask_at`), ask again whether the partitions that are held back may be
+        read. Make the consumer read those that are decided now, from their commits, and return
+        these commits; empty if there are none. Blocks as long as `elections_since`. Raises
+        `LogError` if one of the decided partitions can't be started; then all stay held back."""
         if not self._commits or time.monotonic() < self._ask_at:
             return []
         # The longer Kafka hasn't answered, the longer and the rarer the requests get.
@@ -115,7 +117,7 @@ class UndecidedPartitions:
 
     def forget_commit(self, partition: Partition) -> bool:
         """Forget the commit of a partition that is held back, as that commit is of another topic:
-        the partition will begin at its start, and the next `begin_decided` asks about it. Returns
+        the partition will begin at its start, and the next `ask_again` asks about it. Returns
         True; or, if the partition isn't held back, does nothing and returns False."""
         if partition not in self._commits:
             return False

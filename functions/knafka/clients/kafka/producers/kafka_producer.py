@@ -179,8 +179,8 @@ class ReplaceableProducer:
         self._must_renew = True
 
     def retire(self) -> None:
-        """Take no more records, as a successor takes over; records that are in flight are still
-        reported."""
+        """Take no more records, as another producer takes over; records that this one holds
+        already are still sent and reported."""
         self._is_retired = True
 
     def purge(self, *, in_flight: bool) -> None:
