@@ -19,6 +19,8 @@ WORKERS ?= logical
 # What needs no Spark waits now and then, for a time or another process: one worker more than there
 # are cores. (A Spark session costs more CPU than that saves.)
 MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# The name of a run of the tests of processes, of which the gate makes two (build/tests/NAME.xml).
+RUN ?= processes
 # Tests of the cluster wait most of their time: more of them at once than there are cores.
 CLUSTER_WORKERS ?= 3
 ON_CLUSTER := tests/cluster tests/behaviour
@@ -90,7 +92,7 @@ tests-of-jobs: $(VENV)/.dev
 	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
-	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
+	$(RUN_TESTS) $(RUN) -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
