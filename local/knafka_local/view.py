@@ -18,8 +18,8 @@ class View(Protocol):
         """Show one line of text about something that happened."""
         ...
 
-    def show_printed(self, program: str, line: str) -> None:
-        """Show one line that a subscriber's program printed."""
+    def show_program_line(self, program: str, line: str) -> None:
+        """Show one line that the program of a subscriber printed to stdout."""
         ...
 
     async def follow(self, snapshot: TakeSnapshot) -> None:

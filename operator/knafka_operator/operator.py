@@ -249,7 +249,7 @@ class Operator(OperatorParts):
         if gone:
             self.brokers.drop(document)
         elif is_ours:
-            self.brokers.remember_topic(document)
+            self.brokers.claim_topic_in_status(document)
         # Triggers that were seen before their Broker counted as ours. They are reconciled again if
         # the Broker is gone, or if another implementation serves it.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):

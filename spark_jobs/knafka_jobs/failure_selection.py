@@ -1,7 +1,7 @@
 """Defines which failures a selection includes, and which failures can be replayed.
 
-    FailureSelection --conditions--> column, operator, value --> Spark's columns  (replay_plan)
-                                                             --> SQL of DataFusion (lookup_plan)
+    FailureSelection --conditions_of--> column, operator, value --> Spark's columns  (replay_plan)
+                                                                --> SQL of DataFusion (lookup_plan)
 
 Pure, without Spark.
 """
@@ -27,10 +27,10 @@ class FailureCondition(NamedTuple):
     value: str | int | datetime | tuple[str, ...]
 
 
-def conditions(selection: FailureSelection) -> list[FailureCondition]:
+def conditions_of(selection: FailureSelection) -> list[FailureCondition]:
     """Return the comparisons that a selection stands for; a selected failure passes all of them.
     The selection's field `where`, which is SQL for Spark, is left out."""
-    # These fields have the names of their columns.
+    # These fields are named as their columns.
     values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")
@@ -39,16 +39,16 @@ def conditions(selection: FailureSelection) -> list[FailureCondition]:
         values |= {"namespace": selection.broker.namespace, "broker": selection.broker.name}
     if selection.reason is not None:
         values["reason"] = selection.reason.value
-    selected = [
+    conditions = [
         FailureCondition(name, "=", value) for name, value in values.items() if value is not None
     ]
     if selection.ids is not None:
-        selected.append(FailureCondition("id", "in", selection.ids))
+        conditions.append(FailureCondition("id", "in", selection.ids))
     if selection.since is not None:
-        selected.append(FailureCondition("last_failed", ">=", selection.since))
+        conditions.append(FailureCondition("last_failed", ">=", selection.since))
     if selection.until is not None:
-        selected.append(FailureCondition("last_failed", "<", selection.until))
-    return selected
+        conditions.append(FailureCondition("last_failed", "<", selection.until))
+    return conditions
 
 
 REPLAYABLE: Final = (

@@ -64,7 +64,7 @@ class ReadState(NamedTuple):
     cuts: tuple[int, ...] = ()
     """The first offset of each log after the first."""
 
-    def cut_at(self, offset: int) -> ReadState:
+    def after_cut_at(self, offset: int) -> ReadState:
         """Return the state after the log was cut at `offset`: reading goes on there, in a new
         log."""
         return ReadState(offset, NO_MARK, (*self.cuts, offset))

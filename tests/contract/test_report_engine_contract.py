@@ -75,7 +75,7 @@ def store(tables: Tables, name: str, columns: Any, *given: dict[str, Any]) -> No
 def counted(engine: ReportEngine, *, many_summaries: bool = False) -> ReportEngine:
     """An engine that has named what is counted."""
     engine.derive("reported", report_plan.reported_failures(None, ago(9_999), engine.dialect))
-    engine.keep("frequent", report_plan.FREQUENT)
+    engine.compute_now("frequent", report_plan.FREQUENT)
     assert bool(engine.query(report_plan.MANY_SUMMARIES)) is many_summaries
     engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     return engine
@@ -190,8 +190,8 @@ def test_examples_are_few_and_the_unresolved_and_late_come_first(
         ),
     )
     engine = counted(open_engine())
-    engine.keep("limits", report_plan.LIMITS)
-    engine.keep("chosen", report_plan.CHOSEN)
+    engine.compute_now("limits", report_plan.LIMITS)
+    engine.compute_now("chosen", report_plan.CHOSEN)
     days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
     assert set(days) == {None, NOW.date()}
     told = engine.query(report_plan.examples(days))
@@ -231,6 +231,21 @@ def test_a_share_of_deliveries_is_known_where_every_event_failed(
     again = failed_at(range(1), failure_id="of a topic made anew", last_failed=ago(99_999))
     store_failures(tables, *failed_at(range(45)), *failed_at(range(45, 70), code=500), *again)
     assert shares_of(open_engine()) == [45 / 60, 15 / 60]
+
+
+def test_a_share_of_deliveries_counts_the_events_of_each_topic_that_a_trigger_has_read(
+    tables: Tables, open_engine: Opens
+) -> None:
+    older = [{**row, "origin_topic": "older", "failure_id": f"o{n}"}
+             for n, row in enumerate(failed_at(range(10), code=500))]  # fmt: skip
+    store_failures(tables, *failed_at(range(30)), *older)
+
+    def settled(origins: Any, since: datetime) -> list[Any]:
+        assert sorted(row["origin_topic"] for row in origins) == ["events", "older"]
+        return [(*MAIL[:3], "events", 0, 0, 30), (*MAIL[:3], "older", 0, 0, 10)]
+
+    told = make_report(open_engine(), None, NOW, settled=settled).groups
+    assert {each.status: each.share for each in told} == {503: 30 / 40, 500: 10 / 40}
 
 
 def test_what_failed_again_is_counted_since_the_last_report(

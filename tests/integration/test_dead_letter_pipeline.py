@@ -367,7 +367,7 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
 ) -> None:
     """Also by way of a replay topic that was made when the dead-letter topic took less."""
     mail, bill = ((dead.namespace, "main", trigger) for trigger in ("mail", "bill"))
-    client.create(names.replay_topic(*bill), 1, 1, {})
+    client.create_topic(names.replay_topic(*bill), 1, 1, {})
     # Whoever may write to a topic may name anybody: those alone are left out.
     for name in ("a" * 300, "gone", "a b/*"):
         forged = Failure("http://mail/", Reason.STATUS, 1, 1.0, 2.0, 503)

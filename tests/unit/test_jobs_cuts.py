@@ -66,7 +66,7 @@ def test_only_what_was_read_and_is_older_than_the_first_young_record_may_be_dele
 
 def test_of_a_log_that_was_cut_each_part_is_looked_for_under_its_own_id() -> None:
     """Cut at 60, then at 40: what grew at 60 is gone."""
-    reached = ReadState(100).cut_at(60).cut_at(40)._replace(next=90)
+    reached = ReadState(100).after_cut_at(60).after_cut_at(40)._replace(next=90)
     topic = {TOPIC: TopicState(TOPIC, "id-1", {0: OffsetSpan(10, 99)})}
     assert older_ranges(topic, {(TOPIC, 0): -1}, {("id-1", 0): reached}) == [
         (TOPIC, "id-1", 0, 10, 40),

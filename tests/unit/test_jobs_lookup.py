@@ -21,7 +21,7 @@ from support.tabled import NOW, tabled
 from knafka.core.delivery import Reason
 from knafka_cli.dead_letters.dead_letter_tables import read_overviews
 from knafka_jobs.command_options import FailureSelection
-from knafka_jobs.failure_selection import FailureCondition, conditions
+from knafka_jobs.failure_selection import FailureCondition, conditions_of
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError, NeedsSpark
@@ -104,7 +104,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 def test_a_dry_run_without_spark_says_what_one_with_spark_says(
     tables: Tables, selection: FailureSelection, sends: int, leaves_out: int
 ) -> None:
-    told = preview(TableFiles(tables.root), conditions(selection))
+    told = preview(TableFiles(tables.root), conditions_of(selection))
     assert told.document() == preview_by_spark(tables, selection).document()
     assert (told.count, told.left_out) == (sends, leaves_out)
 

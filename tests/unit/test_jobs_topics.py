@@ -71,7 +71,7 @@ class FakeKafka:
     def topics(self, wanted: Sequence[str]) -> dict[str, TopicState]:
         return {name: self.by_name[name] for name in wanted if name in self.by_name}
 
-    def create(
+    def create_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
         spans = {number: OffsetSpan(0, 0) for number in range(partitions)}
@@ -98,7 +98,7 @@ def test_a_replay_topic_has_the_brokers_partitions_where_they_are_known(
     """Dead-letter topics have one; replays would all go through one dispatcher."""
     kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}, 3))
     if brokers_partitions:
-        kafka.create(names.broker_topic("n", "b"), brokers_partitions, 2, {})
+        kafka.create_topic(names.broker_topic("n", "b"), brokers_partitions, 2, {})
     made = ensure_replay_topic(kafka, "n", "b", "t")
     assert (made.name, made.replication) == (REPLAYS, 3)
     assert len(made.spans) == (brokers_partitions or 1)
@@ -109,7 +109,7 @@ def test_a_replay_topic_has_the_partitions_of_a_topic_that_a_template_named(
 ) -> None:
     monkeypatch.setenv(names.NAME_TEMPLATES, "all-{{ .UID }}\nevents-{{ .Namespace }}-{{ .Name }}")
     kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}, 3))
-    kafka.create("events-n-b", 7, 2, {})
+    kafka.create_topic("events-n-b", 7, 2, {})
     assert len(ensure_replay_topic(kafka, "n", "b", "t").spans) == 7
     assert possible_groups("n", "t")[-1] == "events-n-t"
     assert possible_groups("n", "t")[0] == names.trigger_group("n", "t")
@@ -132,7 +132,7 @@ def test_a_replay_topic_takes_what_the_dead_letter_topic_takes(
     if takes is not None:
         kafka.limits[DEAD] = takes
     if before is not None:
-        kafka.create(REPLAYS, 1, 1, {MAX_MESSAGE_BYTES: str(before)})
+        kafka.create_topic(REPLAYS, 1, 1, {MAX_MESSAGE_BYTES: str(before)})
     ensure_replay_topic(kafka, "n", "b", "t")
     assert kafka.record_limit(REPLAYS) == after
 

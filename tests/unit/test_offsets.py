@@ -104,7 +104,7 @@ def test_what_an_earlier_owner_settled_is_passed_over() -> None:
     tracker = OffsetTracker[None]([(3, 5), (7, 8)])
     settled = [tracker.was_settled(offset) for offset in range(2, 10)]
     assert settled == [False, True, True, False, False, True, False, False]
-    assert not tracker.has_settled_ahead
+    assert not tracker.has_inherited_ranges
 
 
 def test_what_an_earlier_owner_settled_is_told_on_until_it_was_read() -> None:

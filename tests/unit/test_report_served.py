@@ -72,7 +72,7 @@ class Kafka:
         self.written: list[tuple[str, bytes, bytes]] = []
         self.topics = lambda names: dict.fromkeys(names if self.made else ())
 
-    def create(self, *topic: Any) -> None:
+    def create_topic(self, *topic: Any) -> None:
         self.made.append(topic)
 
     def record_limit(self, _: str) -> int | None:

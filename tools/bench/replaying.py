@@ -75,8 +75,8 @@ def main() -> None:
         spark.stop()
         client = KafkaClient(KafkaConnection(servers))
         replays = names.replay_topic(*BROKER, TRIGGER)
-        client.create(TOPIC, 1, 1, {})
-        client.create(replays, PARTITIONS, 1, {})
+        client.create_topic(TOPIC, 1, 1, {})
+        client.create_topic(replays, PARTITIONS, 1, {})
         if options.executors:
             print("| executors | s | sending, s | events/s | CPU s | peak MiB |", flush=True)
             print("| ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)

@@ -226,6 +226,7 @@ def sensor_group(namespace: str, sensor: str) -> str:
 def distinct_sensor_group(namespace: str, sensor: str) -> str:
     """Return the consumer group of a Sensor whose usual group belongs to another owner; it ends in
     a digest."""
+    # "sensor" tells whose group it is: unlike `TRIGGERS`, the prefix `OURS` doesn't.
     return _distinct_name(OURS, namespace, sensor, "sensor")
 
 

@@ -24,33 +24,33 @@ OffsetRange: TypeAlias = tuple[int, int]
 class OffsetTracker(Generic[T]):
     """The unsettled records of one partition, in offset order.
 
-    `settled_ahead` are ranges, in ascending order, that an earlier owner of the partition has
-    settled, from the metadata of its commit: their records are read and skipped.
+    `inherited` are ranges, in ascending order, that an earlier owner of the partition has settled,
+    from the metadata of its commit: their records are read and skipped.
     """
 
-    __slots__ = ("_ahead", "_next", "_unsettled")
+    __slots__ = ("_inherited", "_next", "_unsettled")
 
-    def __init__(self, settled_ahead: Iterable[OffsetRange] = ()) -> None:
+    def __init__(self, inherited: Iterable[OffsetRange] = ()) -> None:
         self._unsettled: dict[int, T] = {}
         """Records that were read and aren't settled, by offset in ascending order."""
         self._next: int | None = None
         """The offset after the last one that was read; None: nothing was read."""
-        self._ahead = list(settled_ahead)[::-1]
+        self._inherited = list(inherited)[::-1]
         """Ranges that an earlier owner has settled and that are still to be read. In descending
         order, so that the next one can be popped."""
 
     @property
-    def has_settled_ahead(self) -> bool:
-        """Whether some records that are still to be read are settled already."""
-        return bool(self._ahead)
+    def has_inherited_ranges(self) -> bool:
+        """Whether an earlier owner has settled some of the records that are still to be read."""
+        return bool(self._inherited)
 
     def was_settled(self, offset: int) -> bool:
         """Whether an earlier owner has settled this record. Offsets must be passed in ascending
         order, as the ranges below `offset` are dropped."""
-        ahead = self._ahead
-        while ahead and ahead[-1][1] <= offset:
-            ahead.pop()
-        return bool(ahead) and ahead[-1][0] <= offset
+        inherited = self._inherited
+        while inherited and inherited[-1][1] <= offset:
+            inherited.pop()
+        return bool(inherited) and inherited[-1][0] <= offset
 
     def track(self, offset: int, record: T) -> None:
         """Add a record that was read, as unsettled. Raises ValueError if its offset isn't above all
@@ -88,10 +88,11 @@ class OffsetTracker(Generic[T]):
         return next(iter(self._unsettled), self._next)
 
     def settled_ahead(self) -> list[OffsetRange]:
-        """Return the ranges of offsets above the position, in ascending order, whose records are
-        settled or don't exist."""
+        """Return, in ascending order, the ranges of offsets above the position whose records are
+        settled (by this owner of the partition or an earlier one) or don't exist. While nothing was
+        read: the inherited ranges."""
         if self._next is None:
-            return self._ahead[::-1]
+            return self._inherited[::-1]
         ranges: list[OffsetRange] = []
         # Between two unsettled records, and after the last one, everything that was read is
         # settled.
@@ -103,7 +104,7 @@ class OffsetTracker(Generic[T]):
         if start is not None and start < self._next:
             ranges.append((start, self._next))
         # Ranges that an earlier owner has settled and this one hasn't read yet, or only in part.
-        for first, range_end in reversed(self._ahead):
+        for first, range_end in reversed(self._inherited):
             if range_end > self._next:
                 ranges.append((max(first, self._next), range_end))
         return ranges

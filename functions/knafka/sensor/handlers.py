@@ -237,8 +237,9 @@ class Handlers:
 
 
 def _is_duplicate(event: HeldEvent, mark: Held, dedupe: int) -> bool:
-    """Whether an event is a duplicate: it isn't more than `dedupe` milliseconds later than the same
-    event that `mark` was kept for. `mark` empty: the same event didn't come before."""
+    """Whether an event repeats the one in `mark`, an event that was taken before with the same
+    source and id: it is at most `dedupe` milliseconds later, or has an earlier time. False if
+    `mark` is empty: no such event was taken."""
     return bool(mark) and event.at - mark[0].at <= dedupe
 
 

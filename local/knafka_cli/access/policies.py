@@ -92,20 +92,21 @@ def policy_verdict(
     subject: str,
     event: Attributes | None,
 ) -> PolicyVerdict:
-    """Decide whether `broker` accepts an event from the sender with this subject, which is the
-    `sub` of its tokens.
+    """Decide whether a Broker or channel, `broker`, accepts an event from the sender with this
+    subject, which is the `sub` of its tokens.
 
-    `authentication` are the declared rules of the Broker's namespace. `event` are the event's
-    attributes; None: decide whether all events of the sender are accepted, none, or only some.
+    `authentication` has the rules that its namespace declares. `event` has the event's attributes;
+    None: decide whether all events of the sender are accepted, none, or only some.
     """
     ingress = authentication.with_sender_rules(_ingress_for_senders(broker), broker)
     authorization = Authorization(
         ingress.policies, ingress.default_authorization, ingress.namespace
     )
+    # True: it may send any event; False: none; else the predicate that its events must fulfil.
     verdict = authorization.verdict(subject)
     if isinstance(verdict, bool):
         accepts: bool | None = verdict
-    else:  # the sender may send some events: `verdict` is a predicate over their attributes
+    else:
         accepts = None if event is None else verdict(event)
     applied_policies = authentication.applied_policies_of(broker)
     if not applied_policies:

@@ -124,11 +124,11 @@ class ArchiveOperations:
         """Wait until the archive's run for this request has succeeded or failed, however long that
         takes; returns the archive's status."""
 
-        def has_run(status: Mapping[str, Any]) -> bool:
+        def has_ended(status: Mapping[str, Any]) -> bool:
             """Whether an archive with this status has ended its run for the request."""
             return status.get("requested") == request_id and status.get("phase") in IDLE_PHASES
 
-        return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_run)
+        return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_ended)
 
     def _poll_until(
         self, objects: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]

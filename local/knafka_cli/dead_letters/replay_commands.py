@@ -44,7 +44,7 @@ from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 from knafka_jobs.command_options import SELECTION, FailureSelection, parser
 from knafka_jobs.event_edits import EventEdits
-from knafka_jobs.failure_selection import FailureCondition, conditions
+from knafka_jobs.failure_selection import FailureCondition, conditions_of
 
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
@@ -245,7 +245,7 @@ def _preview_from_tables(
     selection = {name: job_options[name] for name in SELECTION if name in job_options}
     # Parsed as options of `purge`, which takes all options that select failures.
     arguments = parser().parse_args(["purge", f"--tables={place}", *arguments_of(selection)])
-    failure_conditions = conditions(FailureSelection.from_arguments(arguments))
+    failure_conditions = conditions_of(FailureSelection.from_arguments(arguments))
     if ids:
         failure_conditions.append(FailureCondition("id", "in", tuple(ids)))
     document = preview(files, failure_conditions).document()

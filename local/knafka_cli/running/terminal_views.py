@@ -53,7 +53,7 @@ class LineView:
         """Print one line with the time."""
         print(f"{datetime.now():%H:%M:%S} {line}", file=self._out, flush=True)
 
-    def show_printed(self, program: str, line: str) -> None:
+    def show_program_line(self, program: str, line: str) -> None:
         """Print one line of a subscriber's program, after its name."""
         print(f"{program} | {line}", file=self._out, flush=True)
 
@@ -89,7 +89,7 @@ class TableView:
         """Print one line above the table."""
         self._console.print(Text(line, style="dim"))
 
-    def show_printed(self, program: str, line: str) -> None:
+    def show_program_line(self, program: str, line: str) -> None:
         """Print one line of a subscriber's program above the table, in the program's colour."""
         colour = self._colours.setdefault(program, COLOURS[len(self._colours) % len(COLOURS)])
         self._console.print(Text.assemble((f"{program} | ", colour), line))

@@ -83,6 +83,8 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
             "the jobs need PySpark (430 MB, once): make jobs, or pip install 'knafka[jobs]' where "
             "Knafka came from pip"
         )
+    # Spark needs the jars for S3 only if an option has a URI there, such as that of the tables.
+    uses_s3 = any(S3_SCHEME in argument for argument in arguments)
     progress("starting Spark")
     process = subprocess.Popen(
         [sys.executable, "-m", "knafka_jobs", *arguments],
@@ -90,10 +92,7 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={
-            **os.environ,
-            **spark_environment(progress, s3=any(S3_SCHEME in word for word in arguments)),
-        },
+        env={**os.environ, **spark_environment(progress, s3=uses_s3)},
     )
     assert process.stdout is not None
     assert process.stderr is not None

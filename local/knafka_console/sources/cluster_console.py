@@ -183,7 +183,7 @@ class ClusterConsole:
         ]
         return await asyncio.to_thread(
             lambda: snapshot_document.verdicts(
-                cluster_document.readable_triggers(without_subscriptions), event
+                cluster_document.valid_triggers(without_subscriptions), event
             )
         )
 
@@ -245,7 +245,7 @@ class ClusterConsole:
         )
         if document is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
-        # Whoever reads the document needs both fields; if the answer has them, its own count.
+        # Readers of the document need both fields; the answer's own values, if it has them, win.
         return {"apiVersion": kind.version, "kind": trigger.kind, **document}
 
     async def _is_action_allowed(self, trigger: TriggerName, action: Action) -> bool:

@@ -58,11 +58,11 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
         tuple(_trigger_row_with_figures(trigger, figures) for trigger in stored.triggers),
         stored.problems,
     )
-    state = snapshot_document.state_document(snapshot, readable_triggers(stored.triggers), place)
+    state = snapshot_document.state_document(snapshot, valid_triggers(stored.triggers), place)
     return state.model_copy(update={"brokers": tuple(map(_without_rejected_count, state.brokers))})
 
 
-def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
+def valid_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
     """Return the Triggers and Subscriptions whose documents are valid, Subscriptions as Triggers.
     What is wrong with the others is in a condition of their status."""
     readable = []

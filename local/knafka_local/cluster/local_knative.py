@@ -65,7 +65,7 @@ class LocalKnative:
         self._say = view.say
         self.channels_url = f"http://{HOST}:{port_of(channels)}"
         self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
-        self._programs = Programs(logs, view.say, view.show_printed)
+        self._programs = Programs(logs, view.say, view.show_program_line)
         self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
         """The receiver of Brokers."""
         self._declining = DecliningServer(channels, NO_CHANNEL + url)
@@ -122,8 +122,9 @@ class LocalKnative:
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Run the controller, and watch that Services run (`serving` has started them), until
-        cancelled; the controller then ends every drain. Call `connect` first."""
+        """Run the controller until cancelled; it then ends every drain. If the task that `serving`
+        has started to run the Services fails, stop and raise its error, in an `ExceptionGroup`.
+        Call `connect` first."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
             await self._serving_task  # it only ends by an error, which is raised here

@@ -82,12 +82,12 @@ def program_of(service: Service, folder: Path) -> Program:
 class Programs:
     """Keeps the commands of Services running, and reports their state to `report`."""
 
-    def __init__(self, logs: Path, say: Say, show_printed: OnPrinted) -> None:
+    def __init__(self, logs: Path, say: Say, show_program_line: OnPrinted) -> None:
         """`logs` is the folder of the programs' logs; `say` shows a message to the user;
-        `show_printed` is called with each line that a program prints to stdout."""
+        `show_program_line` is called with each line that a program prints to stdout."""
         self._logs = logs
         self._say = say
-        self._show_printed = show_printed
+        self._show_program_line = show_program_line
         self._ports: dict[Identity, int] = {}
         """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
@@ -187,7 +187,7 @@ class Programs:
 
         def show(line: str) -> None:
             """Show a line that the program printed, with the Service's name."""
-            self._show_printed(service[1], line)
+            self._show_program_line(service[1], line)
 
         async def start() -> _ReportingChild:
             """Start the program's process, which reports its readiness. Raises `OSError` after

@@ -295,7 +295,7 @@ def _job_creation(
         address=observed.address,
         operation=operation,
     )
-    return Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
+    return Create(Step.CREATE_JOB, job, JOB_REFUSAL, label=ARCHIVE_LABEL)
 
 
 def _job_deletion(job: Mapping[str, Any]) -> Delete:

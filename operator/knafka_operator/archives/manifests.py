@@ -389,7 +389,7 @@ def _job_labels(archive: DeadLetterArchive) -> Mapping[str, str]:
     labels = {
         services.ROLE_LABEL: ARCHIVE_ROLE,
         ARCHIVE_LABEL: archive.metadata.uid,
-        # The name itself, or what `child` makes of one that is too long or has dots.
+        # Without a suffix: the name itself, or what `child` makes of one too long or with dots.
         "knafka.dev/archive-name": names.child(archive.metadata.name, ""),
     }
     return services.with_common_labels(labels)

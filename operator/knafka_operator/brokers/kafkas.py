@@ -42,10 +42,10 @@ class BrokerKafkas:
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self.read_config_map(*reference)
         credentials.check_config_map_reference(
-            reference, broker_config, broker, self.defaults_identity
+            reference, broker_config, broker, self.installation_config_identity
         )
         configured = credentials.merge_configuration(
-            reference, broker_config, installation_config, self.defaults_identity
+            reference, broker_config, installation_config, self.installation_config_identity
         )
         credentials.check_secret(configured, broker, self.settings)
         secret = None
@@ -87,14 +87,14 @@ class BrokerKafkas:
             return self.kafkas.ensure_cluster(servers, None)
 
     @property
-    def defaults_identity(self) -> Identity:
-        """Namespace and name of the ConfigMap with the defaults for all Brokers."""
+    def installation_config_identity(self) -> Identity:
+        """Namespace and name of the installation's ConfigMap, the defaults for all Brokers."""
         return Identity(self.settings.namespace, self.settings.config)
 
     async def read_installation_config(self) -> ConfigMap | None:
-        """Return the ConfigMap with the defaults for all Brokers; None: it doesn't exist. Raises
-        `ClusterError` and `InvalidDocument`."""
-        return await self.read_config_map(*self.defaults_identity)
+        """Return the installation's ConfigMap, which has the defaults for all Brokers; None: it
+        doesn't exist. Raises `ClusterError` and `InvalidDocument`."""
+        return await self.read_config_map(*self.installation_config_identity)
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap | None:
         """Return a parsed ConfigMap; None: it doesn't exist. Raises `ClusterError`, and

@@ -198,9 +198,11 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.receivers.forget(receiver_identity(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
-    def remember_topic(self, document: Document) -> BrokerRecord:
+    def claim_topic_in_status(self, document: Document) -> BrokerRecord:
         """Claim the topic that a Broker's status names, if the naming rules give the Broker a topic
-        of that name and no object has claimed the topic yet; returns the Broker's record."""
+        of that name and no object has claimed the topic yet; returns the Broker's record. Called
+        when a Broker is seen, so that an operator that has just started gives the topic to no other
+        Broker."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._ownership.has_own_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:

@@ -74,7 +74,9 @@ class BrokerObserver:
         allowed = (
             "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
         )
-        config_map = f"ConfigMap {self.connections.defaults_identity}, the installation's own"
+        config_map = (
+            f"ConfigMap {self.connections.installation_config_identity}, the installation's own"
+        )
         namespace = identity.namespace
         # These are the Sensors on Brokers and on channels alike.
         sensor_names = self.states.sensor_uid_by_name

@@ -228,9 +228,11 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         deleted."""
         self.states.drop_broker(Identity.of(document))
 
-    def remember_topic(self, document: Document) -> BrokerRecord:
+    def claim_topic_in_status(self, document: Document) -> BrokerRecord:
         """Claim the topic that a channel's status names, if the naming rules give this channel that
-        topic name and no object has claimed the topic yet; returns the channel's record."""
+        topic name and no object has claimed the topic yet; returns the channel's record. Called
+        when a channel is seen, so that an operator that has just started gives the topic to no
+        other channel."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = topic is not None and self._is_own_topic_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:

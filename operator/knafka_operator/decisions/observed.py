@@ -77,9 +77,9 @@ class Needed:
         """The effects requested so far."""
 
     def run_first(self, *effects: Effect) -> NoReturn:
-        """Request these effects, and leave the part of the decision that needs them: always raises.
-        If an effect's step has failed before, nothing is requested, and the error of that step is
-        raised; else a transient `NotReady`."""
+        """Request these effects, and end the part of the decision that needs them by an error: a
+        transient `NotReady`. If an effect's step has failed before, nothing is requested, and the
+        error of that step is raised instead."""
         for effect in effects:
             if (error := self._failed.get(effect.step)) is not None:
                 raise error

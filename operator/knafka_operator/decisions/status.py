@@ -166,7 +166,8 @@ class ConditionSet:
     def step(self, type_: str) -> Iterator[None]:
         """Decide a condition by a `with` block. If the block raises an `EXPECTED` error, the
         condition reports that error (`fail`), and the error goes no further. Else the condition
-        becomes True; a condition that the block itself has set to True stays as it was set."""
+        becomes True, whatever the block has set it to; one that the block has set to True keeps its
+        reason and message."""
         try:
             yield
         except EXPECTED as error:

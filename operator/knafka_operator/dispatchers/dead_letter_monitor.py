@@ -147,9 +147,9 @@ class DeadLetterMonitor:
     def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """Add the condition `DeadLetters` of the Trigger `document`, and annotations about its
-        dead-letter topic, to the `conditions` and `annotations` of its new status. As long as the
-        topic wasn't checked, the stored condition stays."""
+        """Add the condition `DeadLetters` of the Trigger `document`, and the annotations that keep
+        its claim to its dead-letter topic (if it has one), to the `conditions` and `annotations` of
+        its new status. As long as the topic wasn't checked, the stored condition stays."""
         identity = Identity.of(document)
         condition = self._condition(identity) or dead_letters.stored_condition(document)
         if condition is not None:
@@ -332,7 +332,7 @@ class DeadLetterMonitor:
         log.info("%s: its retention.ms is %s from now on", name, retention)
         return True
 
-    def _announce_first(
+    def _announce_first_dead_letters(
         self,
         topic: _DeadLetterTopic,
         waiting: WaitingDeadLetters,
@@ -340,8 +340,8 @@ class DeadLetterMonitor:
         previous: Condition | None,
     ) -> None:
         """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before.
-        `previous` is the Trigger's stored condition (None: it has none); if its status is False, an
-        earlier operator has announced the dead letters already."""
+        `previous` is the Trigger's stored condition `DeadLetters` (None: it has none). False says
+        that dead letters waited before this operator started: they were announced then."""
         if not waiting.records:
             topic.is_announced = False
         elif not topic.is_announced:
@@ -350,16 +350,17 @@ class DeadLetterMonitor:
                 self.on_first_dead_letters(document, dead_letters.waiting_sentence(waiting))
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose condition or annotations about dead letters are outdated, and
-        announce its first dead letters. If only the condition's message is outdated, the Trigger is
-        enqueued at most once in `MESSAGE_INTERVAL` seconds. Do nothing for a channel's entry."""
+        """Enqueue a Trigger whose stored condition `DeadLetters`, or claim to its dead-letter
+        topic, is outdated, and announce its first dead letters. If only the condition's message is
+        outdated, the Trigger is enqueued at most once in `MESSAGE_INTERVAL` seconds. Do nothing for
+        a channel's entry."""
         topic, document = self._topics.get(identity), record.document
         current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
         previous = dead_letters.stored_condition(document)
-        self._announce_first(topic, topic.waiting, document, previous)
+        self._announce_first_dead_letters(topic, topic.waiting, document, previous)
         loop_time = asyncio.get_running_loop().time()
         is_other_condition = (
             previous is None

@@ -60,7 +60,7 @@ class KafkaTrust:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
             self._check_aws_token(servers, secret)
-        elif not self.local_addresses and (host := endpoint_host(secret)):
+        elif not self.local_addresses and (host := token_endpoint_host(secret)):
             # `refusal` returns a reason for an address of the pod or the node, None for others.
             if (reason := addresses.refusal(host)) is not None:
                 raise refused_endpoint_error(reason)
@@ -85,9 +85,10 @@ class KafkaTrust:
             )
 
 
-def endpoint_host(secret: Mapping[str, str]) -> str:
-    """Return the host of a Secret's token endpoint; empty if the Secret names no endpoint or a
-    token provider instead, or if the endpoint's URL is invalid."""
+def token_endpoint_host(secret: Mapping[str, str]) -> str:
+    """Return the host of a Secret's token endpoint. Empty if the Secret has a token provider, which
+    takes the endpoint's place, or has no endpoint, or an invalid URL of one, which
+    `core.kafka_settings.kafka_oauth` refuses."""
     if secret.get(TOKEN_PROVIDER):
         return ""
     try:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from knafka.core import addresses
-from knafka_operator.installation.kafka_trust import endpoint_host, refused_endpoint_error
+from knafka_operator.installation.kafka_trust import refused_endpoint_error, token_endpoint_host
 from knafka_operator.installation.settings import Settings
 
 RESOLVE_TIMEOUT: Final = 5.0
@@ -26,7 +26,7 @@ async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
     """Raise `InvalidDocument` if the OAuth token endpoint in a user's Secret has a host name that
     resolves to an address of the pod or the node. A Secret without an endpoint, or whose host can't
     be resolved, is accepted, and so is any if the installation allows local addresses."""
-    host = endpoint_host(secret)
+    host = token_endpoint_host(secret)
     # `installation.kafka_trust` has checked a host that is an address.
     if not host or settings.local_addresses or addresses.is_address(host):
         return

@@ -409,7 +409,7 @@ class States:
         record.groups.clear()
 
     def _remove_from_broker(self, trigger: Identity, record: TriggerRecord) -> None:
-        """Remove a Trigger from the Triggers of the Broker in its record, if that has one."""
+        """Remove a Trigger from its Broker's Triggers, and clear `record.broker`, if it has one."""
         if record.broker is None:
             return
         triggers = self.triggers_by_broker[record.broker]

@@ -318,8 +318,9 @@ class SensorLagCheck(LagCheck):
         self._now = now
 
     def on_drain_end(self) -> None:
-        """Check again soon, as a drain has ended. First drop the cached commits of the group: the
-        next firing's time in their metadata may have changed without a new record."""
+        """Check again soon, as a drain has ended. First drop the cached commits of the group: they
+        are used until the topic has new records, but without any, the drain may have committed
+        another time of the next firing, which is in the metadata."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.check_soon()
 

@@ -156,11 +156,12 @@ class ScaledShard:
         return [progress.model_copy(update=_NO_COUNTS)]
 
     def has_applied(self, position: int) -> bool:
-        """Whether the open request has reported that the shard delivers by all records of the
-        contract topic before `position`. Also True if the shard has no request: its next drain
+        """Whether the open request has reported that the shard has read the contract topic up to
+        `position`, and delivers accordingly. Also True if the shard has no request: its next drain
         reads all records first."""
         if not self.holds.all:
             return True
+        # A hold may be without an open request, such as before its first one or between two.
         reported_position = self._contract_position
         return self._is_open and reported_position is not None and reported_position >= position
 

@@ -79,8 +79,8 @@ async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None
 
 
 def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
-    """Call `read`, and return its result, or its error if that is to become a condition
-    (`EXPECTED`: some kinds of `KnafkaError`). Other errors are raised."""
+    """Return the result of `read`, or the error that it raises if that is one of `EXPECTED`, which
+    become conditions in an object's status. Other errors are raised."""
     try:
         return read()
     except EXPECTED as error:

@@ -169,14 +169,15 @@ class _SensorSteps(Generic[K]):
         }
         return SensorDecision(tuple(self.needed.effects), self.conditions, status)
 
-    def delete_function(self) -> NoReturn:
+    def request_function_deletion(self) -> NoReturn:
         """Request that the Sensor's drains are ended and its function is deleted; group and topics
-        stay. Always raises, as `Needed.run_first` does."""
+        stay. Raises `NotReady`, which ends the condition's step until the function is deleted, or
+        the error by which that has failed."""
         family = bus_of(self.observed.document).family
         function = sensor_manifests.function_identity(
             family, Identity.of(self.observed.document), self.settings
         )
-        objects = (ObjectName(SERVING, "Service", *function),)
+        objects = (ObjectName(SERVING, "Service", *function),)  # deleted if the Sensor owns it
         self.needed.run_first(StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True))
 
 
@@ -198,7 +199,7 @@ def decide(
     if broker is None or observed.stopped is not None:
         with steps.conditions.step(FUNCTION_READY):
             if observed.function_exists and _is_bus_gone(observed):
-                steps.delete_function()
+                steps.request_function_deletion()
             bus_kind = bus_of(observed.document).family.broker
             message = f"it has no {bus_kind} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
@@ -256,10 +257,10 @@ def _commit_first_offsets(
 ) -> NoReturn:
     """Request that the Sensor's group gets its first offsets on its trigger topic and its bus's
     topic, and that the status then records this, with the `ids` of the Sensor's topics. A running
-    function is deleted first. Always raises, as `Needed.run_first` does."""
+    function is deleted first. Raises `NotReady`, or the error by which a request has failed."""
     if steps.observed.function_exists:
         # While the function runs, its group has members and accepts no offsets on another topic.
-        steps.delete_function()
+        steps.request_function_deletion()
     steps.needed.run_first(
         # The trigger topic first: an offset there proves that the group is the Sensor's.
         CommitOffsets(group, trigger_topic, "earliest"),
@@ -288,7 +289,7 @@ def _decide_function(
         if autoscaling.paused:
             if observed.function_exists:
                 # Pods that min-scale keeps running drain without requests until they are deleted.
-                steps.delete_function()
+                steps.request_function_deletion()
         elif observed.revision is None:
             partitions = max(broker.partitions, trigger_partitions)
             manifest = sensor_manifests.function_service(

@@ -45,8 +45,8 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> WaitingSt
 
 
 def waiting_lines(trigger_statuses: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Return the value of a Sensor's `status.waiting` as text for users: a line for each shown key
-    of a trigger, and one with the number of the trigger's other keys."""
+    """Return `trigger_statuses`, the value of a Sensor's `status.waiting`, as text for users: a
+    line for each shown key of a trigger, and one with the number of the trigger's other keys."""
     lines = []
     for trigger_status in trigger_statuses:
         for key_status in trigger_status["oldest"]:

@@ -81,7 +81,8 @@ class ObservedSink(ObservedAddressable):
     """Number of partitions of the other topics that were created for objects of the namespace."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
-        """Return a copy that includes an effect's result."""
+        """Return a copy that includes an effect's result. Only the description of a created topic
+        is added here; the base class includes everything else."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic():
@@ -171,7 +172,7 @@ def _ensure_topic(
         disputed=observed.disputed,
         recorded=recorded,
     ):
-        steps.needed.run_first(*creating_effects)  # always raises
+        steps.needed.run_first(*creating_effects)  # raises, which ends this step
     assert existing is not None  # else there would be effects that create the topic
     annotations.update(recorded)
     steps.conditions.set(as_declared_condition(topic_to_make, existing))

@@ -7,7 +7,7 @@ each is looked at once, and there is at most one wait for an unwanted event (`!`
 
 A condition such as `a && !b` wants the dependency `a`, and `b` is unwanted: events of `a` form a
 complete set, which waits for `Rule.within` and then fires, unless an event of `b` comes. A reset is
-a time of a trigger's schedule (cron) from which on earlier events don't count any more.
+a time of a trigger's schedule (cron): events at or before it don't count after it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class FiringModel:
     def _remove_from_counting(self, repeated: _EventKey, reset: int | None) -> None:
         """Remove the event `repeated`, and all events up to `reset` (ms; None: there was no reset),
         from the events that count. A repeated event counts only from its last arrival on (BUS-S3),
-        an event before a reset not at all (BUS-S5).
+        an event at or before a reset not at all (BUS-S5).
 
         A wait goes on if the remaining events are complete. If not, the events that came during the
         wait are counted, too, until they complete the condition; then a new wait begins.
@@ -173,8 +173,8 @@ class FiringModel:
                     self._wait_end = event.at + self._rule.within
 
     def _reset_drops_events(self, reset: int | None) -> bool:
-        """Whether an event that counts came at or before `reset` (ms), so that the reset drops it;
-        False if there is no reset, or no event counts."""
+        """Whether the reset at `reset` (ms) drops an event that counts now, as the event came at or
+        before it. False if `reset` is None (there was no reset), or if no event counts."""
         if reset is None or not self._counting:
             return False
         first_event = next(iter(self._counting.values()))  # they are in the order of time

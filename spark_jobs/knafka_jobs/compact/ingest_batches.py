@@ -132,7 +132,8 @@ def ingest_spans(
         partition: offsets_read[partition]._replace(mark=mark) for partition, mark in marks.items()
     }
     offsets_read |= {
-        partition: offsets_read[partition].cut_at(offset) for partition, offset in cuts.items()
+        partition: offsets_read[partition].after_cut_at(offset)
+        for partition, offset in cuts.items()
     }
     batch: IngestBatch | None
     if cuts or (offsets_read and offsets_read != saved):

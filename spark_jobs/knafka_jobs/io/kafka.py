@@ -217,7 +217,7 @@ class KafkaClient:
         finally:
             consumer.close()
 
-    def create(
+    def create_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
         """Create a topic unless it exists, with these numbers of partitions and replicas and these

@@ -1,4 +1,8 @@
-"""Reads and appends acknowledgements of groups, without Spark."""
+"""Reads and appends acknowledgements of groups of failures, without Spark.
+
+A group is all failures of one Trigger that failed in the same way: it is a row of a report
+(`schema.GROUP` has the columns in which its failures are equal).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ ACKNOWLEDGEMENTS_TABLE: Final = "acknowledgements"
 
 
 def read_acknowledgements(files: TableFiles, now: datetime) -> dict[str, Acknowledgement]:
-    """Return the acknowledgements that are valid at `now`, by the group's id. Raises `JobError`."""
+    """Return the acknowledgements that are valid at `now`, by the id of the group of failures.
+    Raises `JobError`."""
     return current_acknowledgements(_acknowledgement_rows(files), now)
 
 

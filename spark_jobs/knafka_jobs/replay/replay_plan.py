@@ -13,7 +13,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.command_options import FailureSelection
-from knafka_jobs.failure_selection import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
+from knafka_jobs.failure_selection import (
+    LIKELY_STUB,
+    PENDING,
+    REPLAYABLE,
+    STUB_HEADER,
+    conditions_of,
+)
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
@@ -35,7 +41,7 @@ def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFra
     """Return the failures that fit a selection, with the columns `FAILURES`. Raises `JobError` if
     the selection's predicate (`where`) is no valid SQL."""
     rows = failures.select(*FAILURES)
-    for column, operator, value in conditions(selection):
+    for column, operator, value in conditions_of(selection):
         rows = rows.where(_COMPARISONS[operator](F.col(column), value))
     if selection.where is None:
         return rows

@@ -343,7 +343,7 @@ def ensure_replay_topic(
     # Never below the largest batch of librdkafka, which fills batches whatever the topic's limit.
     size_config = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
     replication = topics[dead_letter_topic].replication
-    return kafka.create(replay_topic, partitions, replication, REPLAY_TOPIC | size_config)
+    return kafka.create_topic(replay_topic, partitions, replication, REPLAY_TOPIC | size_config)
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:

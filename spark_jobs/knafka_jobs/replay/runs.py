@@ -193,9 +193,9 @@ def find_canceller(tables: Tables, replay_id: str) -> str | None:
 
 
 def finish_replay(tables: Tables, replay_id: str) -> int:
-    """Mark a replay as finished; returns how many events it sent in all its runs."""
+    """Mark a replay as finished; returns how many events it sent, also before interruptions."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
-    # Only `finished` and `events` of this row are used.
+    # `update` calls this new row `more`; only its columns `finished` and `events` are copied.
     finished_row = tables.rows([(replay_id, "", "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
         finished_row,

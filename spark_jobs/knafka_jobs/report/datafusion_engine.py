@@ -88,7 +88,7 @@ class DataFusionEngine:
         with `repeated`, as they may be too many to keep in memory."""
         self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
-    def keep(self, name: str, sql: str) -> None:
+    def compute_now(self, name: str, sql: str) -> None:
         """Compute the rows of a query now, and keep them as the table `name`."""
         self._files.run(f"CREATE OR REPLACE TABLE {name} AS {sql}")
 
@@ -106,7 +106,7 @@ class DataFusionEngine:
             f"CAST({expressions[column]} AS {_SQL_TYPES[sql_type]}) AS `{column}`"
             for column, sql_type in columns.items()
         )
-        self.keep(name, f"SELECT {typed_columns} {source}")
+        self.compute_now(name, f"SELECT {typed_columns} {source}")
 
     def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to the table `reports` in one commit."""

@@ -65,7 +65,7 @@ class ReportEngine(Protocol):
         them once, or each time they are read.
         """
 
-    def keep(self, name: str, sql: str) -> None:
+    def compute_now(self, name: str, sql: str) -> None:
         """Compute the rows of a query now, and make them available to later queries as `name`; they
         must be few."""
 

@@ -268,7 +268,7 @@ def failures_within_spans(since: datetime, dialect: SqlDialect) -> str:
 
     Events with the same position count once.
     """
-    position = columns_of((*TRIGGER, "origin_partition", "origin_offset"), "r")
+    position = columns_of((*TRIGGER, "origin_topic", "origin_partition", "origin_offset"), "r")
     same_trigger = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)
     return (
         f"SELECT {columns_of(GROUP)}, count(*) AS events FROM ("

@@ -61,7 +61,7 @@ def make_report(
     earliest = now - timedelta(days=days)
     # The order matters: each query reads the results of earlier ones, by the names given here.
     engine.derive("reported", report_plan.reported_failures(broker, earliest, dialect))
-    engine.keep("frequent", report_plan.FREQUENT)
+    engine.compute_now("frequent", report_plan.FREQUENT)
     many_summaries = bool(engine.query(report_plan.MANY_SUMMARIES))
     engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     # In the table `reports`, a report about all Brokers has an empty namespace and Broker.
@@ -114,8 +114,8 @@ def _count_by_group(
     there is none)."""
     dialect = engine.dialect
     engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
-    engine.keep("limits", report_plan.LIMITS)
-    engine.keep("chosen", report_plan.CHOSEN)
+    engine.compute_now("limits", report_plan.LIMITS)
+    engine.compute_now("chosen", report_plan.CHOSEN)
     chosen_days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
     return CountedRows(
         groups=engine.query(report_plan.GROUPS),
@@ -137,23 +137,23 @@ def _count_by_group(
 def settled_spans(
     kafka: KafkaClient, rows: Sequence[ReportRow], since: datetime
 ) -> list[SettledSpan]:
-    """Return, for each Trigger, the offsets of its topic's records from the time `since` on that it
+    """Return, for each Trigger, the offsets of its topics' records from the time `since` on that it
     has settled: those below the committed offsets of its consumer group.
 
-    `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
-    delivered, failed or filtered out. Triggers that have settled no such records are left out.
-    Raises `JobError`.
+    `rows` have `TRIGGER` and an `origin_topic` of its failed events; a Trigger may have several.
+    A settled event was delivered, failed or filtered out. Triggers that have settled no such
+    records are left out. Raises `JobError`.
     """
-    origins = {
-        (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
+    origins = [
+        ((row["namespace"], row["broker"], row["trigger"]), str(row["origin_topic"]))
         for row in rows
         if row["trigger"]
         and row["origin_topic"]
         and not row["origin_topic"].startswith(names.REPLAYS)
-    }
-    topics = kafka.topics(sorted(set(origins.values())))
+    ]
+    topics = kafka.topics(sorted({name for _, name in origins}))
     spans = []
-    for trigger, name in origins.items():
+    for trigger, name in origins:
         if (topic := topics.get(name)) is not None:
             committed = _committed_offsets(kafka, possible_groups(trigger[0], trigger[2]), topic)
             starts = kafka.offsets_at(

@@ -47,7 +47,7 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
     assert report.broker is not None, "an archive's report is about one Broker"
     topic = names.reports_topic(report.namespace, report.broker)
     if not kafka.topics([topic]):
-        kafka.create(topic, 1, replication, REPORTS_TOPIC_CONFIG)
+        kafka.create_topic(topic, 1, replication, REPORTS_TOPIC_CONFIG)
     limit = kafka.record_limit(topic) or MAX_BATCH_BYTES
     value = fit_report(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
     key = names.report_key(report.namespace, archive)

@@ -62,7 +62,7 @@ class SparkEngine:
         rows = self._tables.spark.sql(sql)
         (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 
-    def keep(self, name: str, sql: str) -> None:
+    def compute_now(self, name: str, sql: str) -> None:
         """Compute the rows of a query now, and create the view `name` of them."""
         self.derive(name, sql, repeated=True)
 

@@ -74,8 +74,8 @@ def of_record(
 
 
 def structured_headers(document: bytes | None) -> RecordHeaders:
-    """Return the headers by which a record's value `document`, an event as JSON, is read in
-    structured mode: its content type. A tombstone (None) gets no headers."""
+    """Return the headers of a record whose value is `document`, an event as JSON: the content type
+    of structured mode. A tombstone (None) gets no headers."""
     return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
 
 

@@ -300,7 +300,7 @@ class Drain:
         partition = self._partitions.get(number)
         return (
             partition is not None
-            and not partition.tracker.has_settled_ahead
+            and not partition.tracker.has_inherited_ranges
             and not partition.restored
         )
 

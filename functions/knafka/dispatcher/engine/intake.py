@@ -180,7 +180,7 @@ class Intake:
                 continue  # revoked while the batch was on its way: its next owner reads it
             touched.add(partition)
             tracker, offset = partition.tracker, record.offset()
-            if tracker.has_settled_ahead and tracker.was_settled(offset):
+            if tracker.has_inherited_ranges and tracker.was_settled(offset):
                 tracker.skip(offset)
                 continue
             counts.read += 1

@@ -187,7 +187,9 @@ class AssignedPartition:
         tracker = self.tracker
         if (position := tracker.position) is None:
             return None
-        if not (tracker.unsettled or tracker.has_settled_ahead or self.restored or self.retrying):
+        if not (
+            tracker.unsettled or tracker.has_inherited_ranges or self.restored or self.retrying
+        ):
             self._metadata_is_complete = True
             return OffsetAndMetadata(position)
         deliveries = {event.offset: event.state for event in self.retrying} | self.restored

@@ -178,8 +178,9 @@ class PartitionBuffer:
         return min([slowest_plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, position: Position) -> bool:
-        """Whether a group with this next position can continue in this buffer: it lies between
-        `start` and `end`, and its leader epoch belongs to the same log."""
+        """Whether a group with this next position can continue in this buffer: the position's
+        offset is one from `start` to `end` (inclusive), and its leader epoch doesn't contradict the
+        log that the buffer reads. Unlike `accepts`, False for every offset above `end`."""
         return self.start <= position.offset <= self.end and self.epochs.allows(position)
 
     def accepts(self, position: Position, ahead: int) -> bool:

@@ -148,13 +148,13 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
-        """Check readers' marks. Then make the waiting commits, if Kafka confirms that the
-        partitions still belong to this process. Lasts `COMMIT_ROUND_SECONDS`, over which the
-        commits are spread."""
+        """Check readers' marks. Then make the waiting commits, spread over `COMMIT_ROUND_SECONDS`,
+        if Kafka confirms that the partitions still belong to this process. Commits that it doesn't
+        confirm, or whose confirmation has become too old, wait for the next round. Meanwhile
+        `member` stays in its group (`GroupMember.serve`)."""
         loop = asyncio.get_running_loop()
         self._check_marks()
-        # A reader whose last commit is still under way has nothing `to_commit`. It is left out
-        # here, and enqueues itself again when that commit ends.
+        # Without `to_commit`, a commit is under way: the reader enqueues itself when that ends.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)
         confirmed_at = loop.time()
@@ -167,7 +167,7 @@ class SharedTopic:
                 if loop.time() - confirmed_at < CONFIRMATION_VALID_SECONDS:
                     for reader in committing_readers[start : start + CONCURRENT_COMMITS]:
                         self._committing_readers.pop(reader, None)
-                        if reader.to_commit:
+                        if reader.to_commit:  # else its commits were dropped meanwhile
                             reader.begin_commit()
                 if start != batch_starts[-1]:
                     await asyncio.sleep(COMMIT_ROUND_SECONDS / len(batch_starts))

@@ -67,12 +67,12 @@ class KafkaPositionedReader:
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         """Leader epochs that begin in the records of the last read, by partition."""
         self.restarted: Mapping[int, Position] = {}
-        """Partitions whose log was another one at the last read, which began anew from its start.
-        The value is the position up to which both logs are the same; `BEGINNING`: maybe nothing
-        is."""
+        """Partitions whose log was another one at the last read, and is read again from its start.
+        The value is the position up to which the old and the new log are equal; `BEGINNING` if they
+        may differ from the start."""
         self._connection = connection
         # Used only on the thread from here on:
-        self._consumer = self._open()
+        self._consumer = self._open_consumer()
         self._replaced = ReplacedTopics(ids or TopicIds(connection), [topic])
         self._active_partitions: set[int] = set()
         """Partitions that are being read."""
@@ -83,9 +83,9 @@ class KafkaPositionedReader:
         self._liveness = Liveness(connection, topic)
         self._stalled = StalledPartitions(connection)
 
-    def _open(self) -> Consumer:
-        """Open and return a consumer without partitions, in a group of its own. Raises
-        `LogError`."""
+    def _open_consumer(self) -> Consumer:
+        """Open and return a consumer without partitions. librdkafka requires a group id, so it gets
+        one that nobody else has; it never joins that group. Raises `LogError`."""
         group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         return open_client(
             Consumer,
@@ -266,7 +266,7 @@ class KafkaPositionedReader:
             "replaced", self._topic, sorted(partition.partition for partition in stalled),
         )  # fmt: skip
         positions, paused = self._stalled.positions(self._consumer), self._stalled.paused
-        new_consumer = self._open()
+        new_consumer = self._open_consumer()
         self._consumer.close()
         self._consumer = new_consumer
         try:
@@ -281,8 +281,8 @@ class KafkaPositionedReader:
 
     def _restart_partition(self, message: Message, number: int) -> Position:
         """Read a partition from its start: `message` reports that its log no longer has the next
-        offset. Returns the partition's entry of `restarted`: the position up to which the log is
-        the one that was read; `BEGINNING`: maybe none of it is."""
+        offset. Returns the partition's entry of `restarted`: the position up to which the old
+        and the new log are equal; `BEGINNING` if they may differ from the start."""
         cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",
