@@ -25,7 +25,7 @@ from knafka_client.topics.dead_letters import (
     dead_letter_key,
     owner_name,
     parse_dead_letter,
-    printable,
+    preview_text,
     read_dead_letters,
     read_overview,
 )
@@ -119,8 +119,8 @@ def test_what_is_no_event_at_all_is_shown_too() -> None:
 
 
 def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
-    assert printable("a\r\nb\x07") == "a  b"
-    assert len(printable("x" * 10_000)) == LONGEST_PREVIEW
+    assert preview_text("a\r\nb\x07") == "a  b"
+    assert len(preview_text("x" * 10_000)) == LONGEST_PREVIEW
 
 
 @pytest.mark.parametrize(

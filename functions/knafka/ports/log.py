@@ -234,10 +234,11 @@ class ConfirmingReader(LogReader, Protocol):
 
 
 def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
-    """Return how many records of a partition a group has still to settle according to its commit.
-    `committed` None: the group has none. `start` and `end`: the log's first and end offset.
+    """Return how many records of a partition a group hasn't settled yet: those from its committed
+    offset on, without those above it that the commit's metadata record as settled.
 
-    The result is the whole log if there is no commit, or if it is beyond the log's end.
+    Without a commit (`committed` None), or with one beyond the log's end, these are all records.
+    `start` and `end`: the log's first and end offset.
     """
     if committed is None or committed.offset > end:
         return end - start

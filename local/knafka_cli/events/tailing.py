@@ -18,7 +18,7 @@ from knafka.core.events.kafka_binding import read
 from knafka.core.filters.predicates import Predicate
 from knafka.core.times import utc_datetime
 from knafka.ports.log import Record
-from knafka_client.topics.dead_letters import parse_dead_letter, printable
+from knafka_client.topics.dead_letters import parse_dead_letter, preview_text
 from knafka_client.topics.ranges import RangeReader, leaderless_text
 
 TAIL_POLL_INTERVAL: Final = 0.5
@@ -26,7 +26,7 @@ TAIL_POLL_INTERVAL: Final = 0.5
 ORDERED_RECORDS: Final = 50_000
 """The most existing records that are put in the order of time."""
 PREVIEW_BYTES: Final = 1000
-"""Bytes of an event's data that are decoded for a line; `printable` cuts the text further."""
+"""Bytes of an event's data that are decoded for a line; `preview_text` cuts the text further."""
 REASON_ATTRIBUTE: Final = f"{ATTRIBUTE_PREFIX}reason"
 """An attribute that every dead letter has."""
 
@@ -195,17 +195,17 @@ def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) 
     if format_ is OutputFormat.JSON:
         return json_format.write(event).decode()
     subject = f" about {attributes['subject']}" if "subject" in attributes else ""
-    text = printable(
+    text = preview_text(
         f"{attributes['type']} {attributes['id']} from {attributes['source']}{subject}"
     )
     if REASON_ATTRIBUTE in attributes:
         failure = parse_dead_letter(record)
         reason = f"{failure.reason} {failure.code}".strip()
-        text += f" ({printable(reason)} after {failure.attempts} attempts)"
+        text += f" ({preview_text(reason)} after {failure.attempts} attempts)"
     if format_ is OutputFormat.WIDE:
         text += f" {_remaining_attributes(record, attributes)}"
     data = (event.data or b"")[:PREVIEW_BYTES].decode(errors="replace")
-    return f"{_time_text(record)} {text}{f': {printable(data)}' if data else ''}"
+    return f"{_time_text(record)} {text}{f': {preview_text(data)}' if data else ''}"
 
 
 def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
@@ -217,7 +217,7 @@ def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
     return " ".join(
         [
             f"[{_place_text(record)}]",
-            *(f"{name}={printable(value)}" for name, value in pairs.items()),
+            *(f"{name}={preview_text(value)}" for name, value in pairs.items()),
         ]
     )
 

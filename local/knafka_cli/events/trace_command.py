@@ -46,7 +46,7 @@ from knafka_client.declared.declared_source import (
 )
 from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA
 from knafka_client.topics import replaying
-from knafka_client.topics.dead_letters import printable
+from knafka_client.topics.dead_letters import preview_text
 from knafka_client.topics.ranges import leaderless_text
 
 
@@ -161,14 +161,14 @@ def _print_unsearched(search: TopicSearch) -> None:
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
-    """Return a trace, through the Triggers of the Broker `ingress`, of each record that a search
-    has found. Raises `LogError` and `KafkaNotReached`."""
+    """Trace each valid event that the search has found through the Triggers of the Broker
+    `ingress`; returns the traces. Raises `LogError` and `KafkaNotReached`."""
     records = [record for record in search.matching_records if searching.is_traceable(record)]
     if not records:
         return []
     configuration = view.kafka_configuration(ingress)
 
-    async def trace_records(admin: KafkaAdmin) -> list[Trace]:
+    async def trace_all(admin: KafkaAdmin) -> list[Trace]:
         """Trace one record after the other."""
         read_commits = tracing.commits_reader(configuration)
         return [
@@ -184,7 +184,7 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
         ]
 
     with view.explain_unreached_kafka(ingress):
-        return ask_kafka(configuration, trace_records)
+        return ask_kafka(configuration, trace_all)
 
 
 def _search_topic(
@@ -237,7 +237,7 @@ def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> 
 def _print_trace(record_trace: Trace, zipkin: str) -> None:
     """Print a trace as text: the event, a table of deliveries, and a table of their steps. `zipkin`
     is the URL of a Zipkin, to which a sampled trace links; empty: no link."""
-    typer.echo(printable(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
+    typer.echo(preview_text(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
     place = f"{record_trace.topic}/{record_trace.partition}/{record_trace.offset}"
     typer.echo(f"accepted {record_trace.accepted} by {record_trace.broker}, at {place}")
     if record_trace.trace_id:

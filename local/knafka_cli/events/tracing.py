@@ -29,7 +29,7 @@ from knafka_client.topics.dead_letters import (
     MOST_RECORDS_READ,
     StoredDeadLetter,
     parse_dead_letter,
-    printable,
+    preview_text,
     read_topic,
 )
 from knafka_client.topics.ranges import RangeReader, TopicMarks
@@ -251,7 +251,7 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
     """Return a text about a dead letter: its reason, its number of attempts, and its time."""
     reason = f"{dead_letter.reason} {dead_letter.code}".strip()
     if dead_letter.reason == Reason.REPLY_NOT_DELIVERED:
-        reason += f" to {printable(dead_letter.destination)}"
+        reason += f" to {preview_text(dead_letter.destination)}"
     return f"{reason} after {dead_letter.attempts} attempts, {dead_letter.last_time}"
 
 

@@ -16,7 +16,7 @@ from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
 from knafka.core.errors import KnafkaError
 from knafka_cli.events.steps import TraceStep
-from knafka_client.topics.dead_letters import printable
+from knafka_client.topics.dead_letters import preview_text
 
 ZIPKIN_TIMEOUT: Final = 5.0
 """Seconds for Zipkin to answer."""
@@ -76,6 +76,6 @@ def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
     outcome = error if not code or code in error else f"{code} {error}".strip()
     destination = tags.get("messaging.kafka.topic") or tags.get("url.full", "")
     duration = f"in {microseconds / 1000:.0f} ms"
-    return printable(
+    return preview_text(
         " ".join(filter(None, [outcome, "at" if destination else "", destination, duration]))
     )

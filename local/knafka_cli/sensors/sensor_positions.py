@@ -31,7 +31,7 @@ from knafka.ports.log import Record
 from knafka.ports.shared_log import GroupHasMembers
 from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
-from knafka_client.topics.dead_letters import printable
+from knafka_client.topics.dead_letters import preview_text
 from knafka_client.topics.ranges import RangeReader
 from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 
@@ -96,11 +96,11 @@ class SensorPosition:
                 description += (
                     f" for {trigger_record.key} as {trigger_record.event.dependency}, {generation}"
                 )
-                return printable(f"{description}: {event_id} from {source}")
+                return preview_text(f"{description}: {event_id} from {source}")
             attributes = read(headers, value).attributes
         except InvalidEvent as error:
-            return printable(f"{description}, no event: {error}")
-        return printable(
+            return preview_text(f"{description}, no event: {error}")
+        return preview_text(
             f"{description}: {attributes['type']} {attributes['id']} from {attributes['source']}"
         )
 

@@ -249,7 +249,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty_tex
     if not rows:
         typer.echo(empty_text)
         return
-    lines = [columns, *([dead_letters.printable(cell) for cell in row] for row in rows)]
+    lines = [columns, *([dead_letters.preview_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

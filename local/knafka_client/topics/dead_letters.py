@@ -46,7 +46,7 @@ class StoredDeadLetter:
     """One event that could not be delivered, and how it failed; an unknown field is empty.
 
     `id`, `type`, `source` and `destination` are as the record has them, since events are chosen by
-    them; all other texts are fit for a terminal (`printable`).
+    them; all other texts are fit for a terminal (`preview_text`).
     """
 
     id: str
@@ -82,7 +82,7 @@ class StoredDeadLetter:
     @property
     def event_text(self) -> str:
         """Type, id and source of the event, as text."""
-        return f"{printable(self.type)} {printable(self.id)} from {printable(self.source)}"
+        return f"{preview_text(self.type)} {preview_text(self.id)} from {preview_text(self.source)}"
 
     def json(self) -> str:
         """Return the dead letter as one line of JSON, with control characters escaped."""
@@ -98,7 +98,7 @@ class StoredDeadLetter:
         if self.of_broker:  # nobody has tried to deliver it
             lines = [f"a record that holds no event: {self.position}", f"  {reason}"]
         else:
-            attempts = f"{self.attempts} attempts at {printable(self.destination)}"
+            attempts = f"{self.attempts} attempts at {preview_text(self.destination)}"
             lines = [self.event_text, f"  {reason} after {attempts}"]
         lines.append(f"  first {self.first_time}, last {self.last_time}, was {self.position}")
         lines += [f"  attempt {time}: {result}" for time, result in self.attempt_log]
@@ -179,11 +179,11 @@ def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
     `+ ` the new one. `preview` is the JSON document that a dry run of the replay job prints."""
     for edited in preview["edits"]:
         before, after = edited["before"], edited["after"]
-        yield printable(f"{before['type']} {before['id']} from {before['source']}")
+        yield preview_text(f"{before['type']} {before['id']} from {before['source']}")
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
                 yield from (
-                    f"  {sign} {name}: {printable(document[name])}"
+                    f"  {sign} {name}: {preview_text(document[name])}"
                     for sign, document in (("-", before), ("+", after))
                     if name in document
                 )
@@ -192,11 +192,9 @@ def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
-    """Return an Egress that stands for the dead letters of a Broker or KafkaChannel itself.
-
-    These are records that hold no event. The Egress has an empty Trigger name; its dead-letter
-    topic is the one for the Broker's or channel's own dead letters.
-    """
+    """Return a made-up Egress, to which nothing is delivered, with which `read_dead_letters` and
+    other functions read a Broker's or KafkaChannel's own dead letters: records that hold no event.
+    They belong to no Trigger; `kind` only says whether they are a Broker's or a channel's."""
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker
     return Egress(
@@ -208,7 +206,7 @@ def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
         group="",
         dead_letter_topic=names.broker_dead_letter_topic(owner.namespace, name),
         kafka=owner.kafka,
-        subscriber=Sink(url="http://nobody.invalid/"),
+        subscriber=Sink(url="http://nobody.invalid/"),  # required, but never used
     )
 
 
@@ -348,7 +346,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     def text(name: str, otherwise: str = "") -> str:
         """Return the value of an attribute, made fit for a terminal; `otherwise` if it is
         missing."""
-        return printable(attributes.get(name, otherwise))
+        return preview_text(attributes.get(name, otherwise))
 
     return StoredDeadLetter(
         id=attributes.get("id", ""),
@@ -360,13 +358,13 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
         first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
         last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
         destination=attributes.get("knativeerrordest", ""),
-        error=printable(_from_base64(attributes.get("knativeerrordata", ""))),
+        error=preview_text(_from_base64(attributes.get("knativeerrordata", ""))),
         # A character has at most 4 bytes.
-        data=printable((record.value() or b"")[: 4 * LONGEST_PREVIEW].decode(errors="replace")),
+        data=preview_text((record.value() or b"")[: 4 * LONGEST_PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=_without_controls("/".join(position)),
         attempt_log=[
-            (printable(time), printable(result))
+            (preview_text(time), preview_text(result))
             for time, result in parse_attempt_log(attributes.get(ATTEMPT_LOG, ""))
         ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
@@ -388,7 +386,7 @@ def _from_base64(text: str) -> str:
         return text
 
 
-def printable(text: str) -> str:
+def preview_text(text: str) -> str:
     """Return the text on one line of at most `LONGEST_PREVIEW` characters, without control
     characters."""
     flat = _without_controls(text)

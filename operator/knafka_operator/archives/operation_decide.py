@@ -141,7 +141,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
     if not conditions.holds(ARCHIVE_READY):
         steps.set_waiting("ArchiveNotReady", "it begins once its archive is ready")
         return steps.decision("Pending", conditions.by_type()[ARCHIVE_READY].message)
-    message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
+    message = _queue_message(observed.archive, {**observed.status, **status})
     steps.set_waiting("Retrying" if failure else "Queued", message)
     return steps.decision(QUEUED, message)
 
@@ -263,21 +263,20 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
         raise NotReady("ArchiveNotReady", message, transient=True)
 
 
-def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """Return a sentence for users that says why a queued operation doesn't run yet. `failure` is
-    the message of its last failed attempt (empty: none has failed), `status` the operation's stored
-    status, updated with the new decision."""
-    archive_status = (observed.archive or {}).get("status") or {}
-    message = "its turn comes next"
+def _queue_message(archive: Mapping[str, Any] | None, status: Mapping[str, Any]) -> str:
+    """Return a sentence for users that says why a queued operation doesn't run yet: its last
+    attempt failed and the next one must wait; else what its archive does. `status` is the
+    operation's stored status, updated with the new decision."""
+    if (retry_time := retry_at(status)) is not None:
+        failure = status["lastFailure"].get("message", "")
+        attempt_text = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
+        return f"{attempt_text}; the next begins after {timestamp(retry_time)}"
+    archive_status = (archive or {}).get("status") or {}
     if job := archive_status.get("job"):
-        message = f"Job {job} of its archive runs"
-    elif archive_status.get("phase") == QUEUED:
-        message = "the tables of its archive are in use"
-    retry_time = retry_at(status)
-    if retry_time is None:
-        return message
-    attempt_text = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
-    return f"{attempt_text}; the next begins after {timestamp(retry_time)}"
+        return f"Job {job} of its archive runs"
+    if archive_status.get("phase") == QUEUED:
+        return "the tables of its archive are in use"
+    return "its turn comes next"
 
 
 def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[str, Any]:

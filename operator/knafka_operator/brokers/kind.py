@@ -155,7 +155,11 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self._withdraw_entry(broker, contract_name, kafka)
         topic = annotations.get(TOPIC_STATUS)
         is_external = EXTERNAL_TOPIC in broker.metadata.annotations
-        if topic is not None and self._ownership.has_own_name(topic, document) and not is_external:
+        if (
+            topic is not None
+            and self._ownership.is_brokers_name(topic, document)
+            and not is_external
+        ):
             # `delete_topic_and_groups` decides whether the topic was created for this Broker.
             topics = (await self._connections.find_kafka(broker)).topics
             recorded_id = annotations.get(TOPIC_ID)
@@ -204,7 +208,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         when a Broker is seen, so that an operator that has just started gives the topic to no other
         Broker."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
-        is_own_topic = self._ownership.has_own_name(topic, document)
+        is_own_topic = self._ownership.is_brokers_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record

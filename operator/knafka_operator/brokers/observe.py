@@ -62,7 +62,7 @@ class BrokerObserver:
         topics_to_check = {
             topic
             for topic in (topic_in_status(document), topic_in_use)
-            if topic and not self.ownership.has_own_name(topic, document)
+            if topic and not self.ownership.is_brokers_name(topic, document)
         }
         if declared is not None and names.is_topic(declared):
             topics_to_check.add(declared)

@@ -51,9 +51,9 @@ class TopicOwnership:
     cluster: Cluster
     states: States
 
-    def has_own_name(self, topic: str | None, document: Document) -> bool:
-        """Whether the naming rules give this topic name to this Broker."""
-        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
+    def is_brokers_name(self, topic: str | None, broker: Document) -> bool:
+        """Whether the naming rules give this topic name to this Broker; False for None."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(broker))
 
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
@@ -66,7 +66,7 @@ class TopicOwnership:
         if topic is None or topic not in taken:
             return
         recorded_id = status_annotations(document).get(TOPIC_ID)
-        if not recorded_id or not self.has_own_name(topic, document):
+        if not recorded_id or not self.is_brokers_name(topic, document):
             return
         assert record.kafka is not None
         existing = await record.kafka.topics.describe_topic(topic)

@@ -211,7 +211,8 @@ def read_ranges(
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     """Return a record's headers; empty if a header's name isn't UTF-8. Call it only once for each
-    message, as confluent-kafka returns headers only once."""
+    message: for such a name, confluent-kafka raises SystemError at the first call, but returns a
+    broken list at the second one, and to use that crashes the process."""
     try:
         return list(message.headers() or ())
     except SystemError:  # confluent-kafka's, for a name that isn't UTF-8

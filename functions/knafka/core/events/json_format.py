@@ -154,7 +154,7 @@ def split_loosely(document: bytes) -> Members | None:
         return None
     if not document.isascii():
         document.decode()  # msgspec doesn't check that raw values are UTF-8
-    return _split_deep(document)
+    return _split_one_frame_deeper(document)
 
 
 def _may_exceed_members(document: bytes, limit: int) -> bool:
@@ -163,9 +163,9 @@ def _may_exceed_members(document: bytes, limit: int) -> bool:
     return len(document) > 5 * limit and document.count(b":") > limit
 
 
-def _split_deep(document: bytes) -> Members:
-    """Return the members of a JSON object. This is a function of its own because its call takes one
-    more stack frame: so it accepts no deeper nesting than the careful reader does."""
+def _split_one_frame_deeper(document: bytes) -> Members:
+    """Return an object's members. Calls `_SPLIT` one stack frame deeper, so that it reaches the
+    recursion limit no later than the careful reader does, and accepts no deeper nesting."""
     return _SPLIT(document)
 
 
@@ -176,7 +176,7 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
         return None
     try:
         document.decode()  # msgspec doesn't check that raw values are UTF-8
-        objects = _split_batch_deep(document)
+        objects = _split_batch_one_frame_deeper(document)
     except (ValueError, RecursionError):
         return None
     if len(objects) > limit or max(map(len, objects), default=0) > MAX_ATTRIBUTES:
@@ -192,8 +192,8 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     return objects if document == b"[%b]" % b", ".join(map(_as_python_json, objects)) else None
 
 
-def _split_batch_deep(document: bytes) -> list[Members]:
-    """Return the members of each object in an array; for its own stack frame see `_split_deep`."""
+def _split_batch_one_frame_deeper(document: bytes) -> list[Members]:
+    """Like `_split_one_frame_deeper`, for an array: return the members of each of its objects."""
     return _SPLIT_ALL(document)
 
 

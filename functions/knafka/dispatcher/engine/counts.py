@@ -66,8 +66,9 @@ class DrainCounts:
             max(self.dead_letters_in_a_row, other.dead_letters_in_a_row),
         )
 
-    def snapshot(self) -> ReportedCounts:
-        """Return a copy of the counts that drains report: events and dead letters."""
+    def reported_counts(self) -> ReportedCounts:
+        """Return copies of the counts that requests report, `events` and `dead_letters`, as they
+        are now; a later request reports the growth since then (`growth_since`)."""
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
     def growth_since(

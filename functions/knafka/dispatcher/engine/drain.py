@@ -168,7 +168,7 @@ class Drain:
     def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
         self.catch_up()
-        self._reported = self.counts.snapshot()
+        self._reported = self.counts.reported_counts()
 
     async def run(self) -> DrainProgress:
         """Drain until idle or stopped; returns the last progress. A `LogError` isn't raised: it

@@ -241,7 +241,8 @@ class ShardDrain:
     def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew, as the last request has reported them."""
         self._reported = {
-            group: drains.served.totals().snapshot() for group, drains in self._drains.items()
+            group: drains.served.totals().reported_counts()
+            for group, drains in self._drains.items()
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
@@ -254,8 +255,9 @@ class ShardDrain:
         return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
 
     async def run(self) -> ShardProgress:
-        """Drain, following the contract, until all Egresses are idle or `stop` is called, and all
-        drains have ended; returns the last progress."""
+        """Run a drain for each Egress of the contract, as the contract changes. Once all are idle
+        or `stop` was called, wait until all have ended, and return the last progress; if all were
+        idle, with the offsets that their groups have settled."""
         self._follower.listeners.append(self._wake_event.set)
         ended = Ended.STOPPED
         try:
@@ -269,8 +271,9 @@ class ShardDrain:
                     ended = Ended.IDLE
                     self.stop()
                     break
-                # A drain without partitions becomes idle later than one with partitions. When it
-                # gets its first ones, its remaining time becomes shorter, so check again soon.
+                # A drain without partitions waits for some (`JOIN_PATIENCE`), so it becomes idle
+                # later than one with partitions. When it gets its first ones, its remaining time
+                # becomes shorter, so check again soon.
                 timeout = (
                     None
                     if seconds_until_idle == math.inf
@@ -279,7 +282,7 @@ class ShardDrain:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await self._wake_event.wait()
-            while self._latest_tasks:
+            while self._latest_tasks:  # a task that ends removes itself (`on_ended`)
                 await asyncio.wait(set(self._latest_tasks.values()))
         finally:
             self._follower.listeners.remove(self._wake_event.set)
@@ -344,7 +347,7 @@ class ShardDrain:
         served = self._ensure_served(egress)
         drains = EgressDrains(served, egress, self._connect, self._latest_tasks.get(group))
         self._drains[group], self._latest_tasks[group] = drains, drains.task
-        self._reported.setdefault(group, served.totals().snapshot())
+        self._reported.setdefault(group, served.totals().reported_counts())
 
         def on_ended(task: asyncio.Task[None]) -> None:
             """Forget the task of an Egress's drains; if the drains were stopped, also ask for a

@@ -369,8 +369,8 @@ class GroupReader:
 
     @property
     def has_marks_to_check(self) -> bool:
-        """Whether the mark of some partition must still be compared with the topic's id
-        (`check_topic`)."""
+        """Whether some partition began at a commit whose mark (the start of a topic's id) must
+        still be compared with the present topic's id, by `check_topic`."""
         return self._commits.has_marks_to_check
 
     def check_topic(self) -> None:

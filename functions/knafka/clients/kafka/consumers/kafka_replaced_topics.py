@@ -117,8 +117,9 @@ class TopicIds:
                     log.error("the id of %s can't be read", topic, exc_info=error)
 
     async def read(self, topic: str) -> str:
-        """Read the topic's id from Kafka, and return it; if a node of Kafka that lags behind sends
-        an earlier id, return the present one. Empty if Kafka sends none. Raises `LogError`."""
+        """Ask Kafka for the topic's id, and return the present one; an earlier id, from a node of
+        Kafka that lags behind, is ignored. Empty if Kafka sends none. If the id is new, and another
+        one was known, all followers note that the topic was replaced. Raises `LogError`."""
         asked_at = time.monotonic()
         topic_id = await read_topic_id(self._ensure_calls(), topic)
         if topic_id == UNKNOWN_TOPIC_ID:

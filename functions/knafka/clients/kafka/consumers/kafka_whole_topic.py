@@ -163,8 +163,8 @@ def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int,
 
 
 def _memory_bytes_of(record: Message) -> int:
-    """Return the approximate bytes of memory that a record takes. Reads the record's headers, which
-    confluent-kafka returns only once."""
+    """Return the approximate bytes of memory that a record takes. Don't read the headers of this
+    record again: if a name isn't UTF-8, confluent-kafka's second answer crashes the process."""
     try:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except SystemError:  # a header name that isn't UTF-8

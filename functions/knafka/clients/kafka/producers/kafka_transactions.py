@@ -118,8 +118,9 @@ class KafkaTransactions:
             raise LogError(str(self._final_error))
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Fence off earlier transactions of this id, then return an iterator over all records of a
-        partition, in batches. Raises `LogError`."""
+        """Fence off earlier transactions of this id, then return an iterator over all committed
+        records of a partition, in batches, up to the end that the partition has now. The call
+        raises `LogError`, and so does the iterator."""
         self._wait_until_fenced()
         return self._bounded.read_all(topic, partition)
 

@@ -50,11 +50,12 @@ class Replies(Protocol):
     """Handles the replies of one Egress's subscriber."""
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Store or send the reply in a 2xx response other than 202 that claims to hold one
-        (`claims_event`).
+        """Store or send the reply that a subscriber's response holds.
 
-        Returns the attempt's outcome, and the body that explains it in a dead letter. A reply whose
-        failure may be temporary is kept in `event.reply`.
+        Call this only for a 2xx response other than 202 (which never holds a reply) that claims to
+        hold an event, by a `ce-` header or a CloudEvents content type (see
+        `http_binding.claims_event`). Returns the attempt's outcome, and the body that explains it
+        in a dead letter. A reply whose failure may be temporary is kept in `event.reply`.
         """
         ...
 
