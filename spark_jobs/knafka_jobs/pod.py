@@ -108,7 +108,7 @@ def _prepare_spark() -> None:
 
 def _pod_parser() -> argparse.ArgumentParser:
     """Return the command-line parser of this module's commands `archive`, `replay` and `purge`.
-    They share options with `python -m knafka_jobs`, whose parser is `parser`."""
+    They take some of the options of `python -m knafka_jobs` (`OPTIONS`)."""
     argument_parser = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = argument_parser.add_subparsers(dest="command", required=True)
     for command, options in POD_COMMANDS.items():

@@ -23,8 +23,8 @@ async def test_it_lasts_its_interval_if_no_record_comes() -> None:
 async def test_a_record_ends_it_at_the_moment_of_its_drain() -> None:
     wait = wait_of(5.0)
     loop = asyncio.get_running_loop()
-    loop.call_later(1.5, wait.note_record)
-    loop.call_later(1.6, wait.note_record)
+    loop.call_later(1.5, wait.shorten)
+    loop.call_later(1.6, wait.shorten)
     await wait.wait()
     assert loop.time() == pytest.approx(102.25)
 
@@ -32,21 +32,21 @@ async def test_a_record_ends_it_at_the_moment_of_its_drain() -> None:
 async def test_a_longer_interval_has_one_moment_of_each_drain_too() -> None:
     wait = wait_of(10.0, interval=5.0)
     loop = asyncio.get_running_loop()
-    loop.call_later(1.5, wait.note_record)
+    loop.call_later(1.5, wait.shorten)
     await wait.wait()
     assert loop.time() == pytest.approx(106.25)
 
 
 async def test_a_record_at_that_moment_waits_for_the_next_one() -> None:
     wait = wait_of(5.0, share=0.0)
-    wait.note_record()
+    wait.shorten()
     await wait.wait()
     assert asyncio.get_running_loop().time() == pytest.approx(101.0)
 
 
 async def test_a_record_does_not_prolong_it() -> None:
     wait = wait_of(0.5, share=0.9)
-    wait.note_record()
+    wait.shorten()
     await wait.wait()
     assert asyncio.get_running_loop().time() == pytest.approx(100.5)
 
@@ -54,5 +54,5 @@ async def test_a_record_does_not_prolong_it() -> None:
 async def test_a_record_after_its_end_changes_nothing() -> None:
     wait = wait_of(0.5)
     await wait.wait()
-    wait.note_record()
+    wait.shorten()
     await asyncio.sleep(2)

@@ -60,7 +60,7 @@ def test_a_limit_holds_by_timers_of_whole_milliseconds(limit: int) -> None:
     now = 100.0
     while now < 103:
         while rate.refresh(now) == 0:
-            rate.begin(now)
+            rate.count_attempt(now)
             begun.append(now)
         now += late.choice([0.001, 0.001, 0.002])
     assert len(begun) >= 0.98 * 3 * limit

@@ -154,5 +154,5 @@ async def test_a_commit_has_the_leader_epoch_of_the_last_record_that_was_read() 
 
 def test_the_last_of_two_epochs_that_begin_in_one_read_is_the_last_ones() -> None:
     known = KnownEpochs(0, 0)
-    known.note([EpochStart(5, 1), EpochStart(6, 2)])
+    known.add([EpochStart(5, 1), EpochStart(6, 2)])
     assert known.last == 2

@@ -230,13 +230,13 @@ async def test_of_more_triggers_each_commits_less_often_so_that_all_commit_200_t
     )  # as where 600 share: every three seconds
     await drain(shard)
     began: list[float] = []
-    loop, begin = asyncio.get_running_loop(), GroupReader.begin_commit
+    loop, begin = asyncio.get_running_loop(), GroupReader.start_commit
 
     def note(self: GroupReader) -> None:
         began.append(loop.time())
         begin(self)
 
-    monkeypatch.setattr(GroupReader, "begin_commit", note)
+    monkeypatch.setattr(GroupReader, "start_commit", note)
     start = loop.time()
     for number in range(300):
         for trigger in range(TRIGGERS):

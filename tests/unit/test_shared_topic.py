@@ -243,13 +243,13 @@ async def test_commits_of_many_groups_are_spread_over_the_time_of_a_round(
 ) -> None:
     """Together they would hold up everybody's events: one costs 0.16 ms."""
     loop, begun = asyncio.get_running_loop(), Counter[float]()
-    begin = GroupReader.begin_commit
+    begin = GroupReader.start_commit
 
     def count(self: GroupReader) -> None:
         begun[loop.time()] += 1
         begin(self)
 
-    monkeypatch.setattr(GroupReader, "begin_commit", count)
+    monkeypatch.setattr(GroupReader, "start_commit", count)
     world.append(1)
     readers = [world.reader(f"group-{number}") for number in range(50)]
     for reader in readers:

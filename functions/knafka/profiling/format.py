@@ -122,7 +122,8 @@ class _Encoder:
         return _packed_field(1, locations) + _packed_field(2, values)
 
     def _encode_location(self, number: int, frame: Frame) -> bytes:
-        """Encode a line of a function: the message `Location` with this number as its id."""
+        """Encode a line of a function: the message `Location` with this number as its id. A
+        function that has no number yet gets one."""
         name_and_file = frame.function, frame.file
         function_number = self._functions.setdefault(name_and_file, len(self._functions) + 1)
         # The message `Line`: `function_id` (1) and `line` (2).

@@ -26,7 +26,7 @@ from knafka.core.sensor.held import Held
 from knafka.core.sensor.rules import Rule, RuleStep
 from knafka.ports.transactions import Partition
 from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch
-from knafka.sensor.giving_up import dead_letter_held
+from knafka.sensor.giving_up import dead_letter_held_events
 from knafka.sensor.handlers import carry_out
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
@@ -169,7 +169,7 @@ class Expiry:
         try:
             rule_step = change(self._rules[records.trigger_of(key)], batch.held(number, key))
         except Exception as error:
-            dead_letter_held(number, key, error, batch)
+            dead_letter_held_events(number, key, error, batch)
             return False
         carry_out(number, key, rule_step, batch)
         return True

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 
-def give_up(
+def dead_letter_record(
     record: Record,
     headers: RecordHeaders | None,
     error: Exception,
@@ -42,7 +42,7 @@ def give_up(
     reason, failure_text = failure
     if reason is Reason.INTERNAL_ERROR:
         log.error(
-            "the event at %d of %s/%d is given up for an error of our own",
+            "the event at %d of %s/%d is dead-lettered because of a bug of ours",
             offset,
             topic,
             number,
@@ -75,9 +75,10 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
         )
 
 
-def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> None:
-    """Drop the events held at a key, because handling them raised `error`: log the error, and add a
-    dead letter that names the events. `key`: the trigger and its correlation key
-    (`records.key_of`); `number`: the key's partition of the trigger topic."""
+def dead_letter_held_events(number: int, key: str, error: Exception, batch: Batch) -> None:
+    """Drop the events held for one trigger and correlation key, because handling them raised
+    `error`: log the error, and add a dead letter that names the events to the batch. `key`: that
+    trigger and correlation key (`records.key_of`); `number`: the key's partition of the trigger
+    topic."""
     log.error("the events held for %.200s can't be handled, and are dropped", key, exc_info=error)
-    batch.drop_held(number, key, letters.failure_of(error))
+    batch.drop_held(number, key, letters.failure_of(error))  # also adds the dead letter

@@ -31,7 +31,7 @@ from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record
 from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
-from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_up
+from knafka.sensor.giving_up import dead_letter_held_events, dead_letter_record, fire_or_dead_letter
 from knafka.sensor.queues import Arrival
 from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
@@ -99,7 +99,7 @@ class Handlers:
         except Exception as error:
             batch.begin_cause(record)
             batch.counts.read += 1
-            give_up(record, headers, error, batch)
+            dead_letter_record(record, headers, error, batch)
             return
         size = len(record.value() or b"")
         place = Place(time, record.partition(), record.offset())
@@ -129,7 +129,7 @@ class Handlers:
             identity = records.identity_of(envelope.attributes)
             trace = b"" if self._tracing is None else self._tracing.traceparent_of(envelope)
         except Exception as error:
-            give_up(record, arrival.headers, error, batch)
+            dead_letter_record(record, arrival.headers, error, batch)
             return
         origin = place.partition, place.offset
         for route in arrival.routes:
@@ -145,7 +145,9 @@ class Handlers:
                 else:
                     batch.send_to_trigger(route.key, event, until)
             except Exception as error:  # the event's other triggers still get it
-                give_up(record, arrival.headers, error, batch, records.trigger_of(route.key))
+                dead_letter_record(
+                    record, arrival.headers, error, batch, records.trigger_of(route.key)
+                )
 
     # Of the trigger topic
 
@@ -208,7 +210,7 @@ class Handlers:
             assert error is not None
             if not isinstance(error, InvalidEvent):  # the record's value is an event in JSON
                 headers = letters.structured_headers(record.value())
-            give_up(record, headers, error, batch)
+            dead_letter_record(record, headers, error, batch)
             return
         rule = self._rules.get(records.trigger_of(trigger_record.key))
         if rule is None or not can_hold(rule, trigger_record.key):
@@ -228,12 +230,12 @@ class Handlers:
                 # Apply the event alone: if it causes the error itself, this raises it again. If
                 # not, the error was caused by the held events.
                 rule_step = rules.step(rule, (), event)
-                dead_letter_held(number, key, failure, batch)
+                dead_letter_held_events(number, key, failure, batch)
             carry_out(number, key, rule_step, batch)
         except LogError:
             raise
         except Exception as failure:
-            give_up(record, letters.structured_headers(record.value()), failure, batch)
+            dead_letter_record(record, letters.structured_headers(record.value()), failure, batch)
 
 
 def _is_duplicate(event: HeldEvent, mark: Held, dedupe: int) -> bool:

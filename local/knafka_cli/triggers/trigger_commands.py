@@ -128,7 +128,7 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
             declared_trigger.spec.broker,
             triggers.filters_text(declared_trigger),
             triggers.destination_text(declared_trigger.spec.subscriber),
-            triggers.declared_order(declared_trigger),
+            triggers.order_name(declared_trigger),
         ]
         if lags:
             row.append(str(lags.get(declared_trigger.id, "?")))

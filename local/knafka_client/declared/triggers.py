@@ -125,7 +125,7 @@ def is_paused(trigger: Trigger) -> bool:
     return trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
 
 
-def declared_order(trigger: Trigger) -> str:
-    """Return the delivery order that a Trigger's annotation declares; `key` (order per key) by
-    default."""
+def order_name(trigger: Trigger) -> str:
+    """Return the name of a Trigger's delivery order: what its annotation declares; without the
+    annotation, the default `key` (order per key)."""
     return trigger.metadata.annotations.get(DELIVERY_ORDER, "key")

@@ -113,8 +113,9 @@ async def choose_dead_letters(
 def _replay_obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
     """Return why a dead letter can't be replayed; empty if it can. Whether it was sent again
     already isn't checked here."""
+    # Every event has an id: a record without one holds no event.
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
-        return "no event"
+        return "it isn't an event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
         return f"too large to be kept: its {dead_letter.omitted} is gone"
     return ""

@@ -140,7 +140,7 @@ def details_document(
         may=tuple(may),
         filters=_yaml_of(spec, filter_fields),
         delivery=_yaml_of(spec, ("delivery",)),
-        order=egresses.declared_order(trigger),
+        order=egresses.order_name(trigger),
         max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
         reply="" if reply is None else triggers.destination_text(reply),
         declared_in=declared_in,

@@ -227,7 +227,7 @@ class ClusterReports:
         if replay_documents is None:  # the cluster doesn't have the kind
             return ArchiveReplays(may=False)
         replays_of_archive = [
-            _replay_document(document)
+            _archive_replay(document)
             for document in replay_documents
             if _archive_name_of(document) == archive.name
         ]
@@ -264,7 +264,7 @@ class ClusterReports:
             )
         if document is None:
             raise NotFound("this cluster has no DeadLetterReplays: their CRD is not installed")
-        return _replay_document(document)
+        return _archive_replay(document)
 
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
@@ -310,8 +310,8 @@ def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
     if (document.get("spec") or {}).get("report") is None:
         return f"{archive} makes no reports: set spec.report.schedule of the DeadLetterArchive"
     return (
-        f"{archive} has no report yet: it is made by its schedule, once there was a dead letter; "
-        f"now, by: kubectl -n {archive.namespace} annotate --overwrite "
+        f"{archive} has no report yet: one is made on schedule, once there are dead letters. "
+        f"To make one now: kubectl -n {archive.namespace} annotate --overwrite "
         f"deadletterarchive/{archive.name} knafka.dev/run=$(date +%s)"
     )
 
@@ -321,7 +321,7 @@ def _archive_name_of(document: Document) -> str:
     return str((document.get("spec") or {}).get("archive") or "")
 
 
-def _replay_document(document: Document) -> ArchiveReplay:
+def _archive_replay(document: Document) -> ArchiveReplay:
     """Return the console's document of a DeadLetterReplay object."""
     metadata, status = document["metadata"], document.get("status") or {}
     select: Mapping[str, Any] = (document.get("spec") or {}).get("select") or {}

@@ -296,7 +296,9 @@ class KafkaServer:
         self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
 
     async def _format(self, log_size_before: int) -> None:
-        """Format the directory for a new cluster with a random id; raises `LocalKafkaError`."""
+        """Format the directory for a new cluster with a random id. Raises `LocalKafkaError`, with
+        what Kafka logged after `log_size_before` bytes of its log, if that fails; `TimeoutError`
+        after `KAFKA_START_TIMEOUT` seconds."""
         formatting = await self._start_java(
             "kafka.tools.StorageTool",
             "format",

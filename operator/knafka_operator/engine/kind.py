@@ -75,8 +75,8 @@ class Kind:
         return [key] if gone or previous != declared_document else []
 
     def remember(self, document: Document) -> object:
-        """Record what other objects must know about this one before it is reconciled; by default
-        nothing. The result is ignored."""
+        """Record what reconciliations of other objects may need of this object before its own first
+        one; by default nothing. Callers ignore the result."""
         return None
 
     # Operations on one object.
@@ -113,7 +113,7 @@ class Kind:
         raise NotImplementedError
 
     async def forget(self, document: Document) -> None:
-        """Stop all work for a deleted object, and drop it from memory."""
+        """Stop all work for a deleted object, and drop what is in memory about it."""
         raise NotImplementedError
 
     async def hand_over(self, document: Document) -> None:
@@ -126,9 +126,9 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored object of `key` from which to remove our finalizer, if `document`, the
-        object to reconcile, is another one or None. That happens only to Subscriptions, some of
-        which are made from a channel's entry. None, the default: there is no such object."""
+        """`document` is what is reconciled under `key` (None: nothing). If it isn't the stored
+        object itself, return the stored one, from which our finalizer is then removed. None, the
+        default: it is. Only Subscriptions differ, as some are made from a channel's entry."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
@@ -365,9 +365,9 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel as `Reconciler.reconcile` does, and record that it was
-        reconciled. Then, also after an error, enqueue its Triggers and Sensors if the inputs of
-        their decisions (`BrokerRecord.inputs_of_triggers`) have changed."""
+        """Reconcile a Broker or channel. Also after an error, record that it was reconciled, and
+        enqueue its Triggers and Sensors if the inputs of their decisions
+        (`BrokerRecord.inputs_of_triggers`) have changed. Returns the new status or None."""
         record = self.ensure_record(document)
         previous_inputs = record.inputs_of_triggers()
         try:

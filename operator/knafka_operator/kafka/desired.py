@@ -231,9 +231,9 @@ def kept_or_new_name(
     """Return the name of `owner`'s topic or group: the one in its status under `key`, if `naming`
     accepts it as the owner's own, else the one that `naming` gives to a new topic or group.
 
-    If `names_of_others` has that name, return the owner's default name with a digest instead, which
-    only Brokers' topics and Triggers' groups with default names can get. Raises `NameTaken` for any
-    other taken name, and `InvalidDocument` for a new name that Kafka doesn't accept."""
+    If another object has that name (`names_of_others`): a Broker's topic or a Trigger's group that
+    has its default name gets this name with a digest; for all others, `NameTaken` is raised. Raises
+    `InvalidDocument` for a new name that Kafka doesn't accept."""
     metadata = owner.metadata
     named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     recorded_name = owner.status.annotations.get(key)

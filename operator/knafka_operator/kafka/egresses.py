@@ -207,9 +207,9 @@ def _delivery_options(spec: DeliverySpec) -> Delivery:
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 
-def declared_order(trigger: Trigger) -> str:
-    """Return a Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions
-    (KN-CHN-11), else `key`."""
+def order_name(trigger: Trigger) -> str:
+    """Return the value of a Trigger's `delivery.order` annotation. Without the annotation, return
+    the default: `ordered` for Subscriptions (KN-CHN-11), else `key`."""
     default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 
@@ -217,13 +217,13 @@ def declared_order(trigger: Trigger) -> str:
 def _parse_order(trigger: Trigger) -> Order:
     """Return a Trigger's delivery order, declared or by default. Raises `InvalidDocument` for an
     unknown one."""
-    declared = declared_order(trigger)
-    if declared not in ORDERS_BY_ANNOTATION:
+    name = order_name(trigger)
+    if name not in ORDERS_BY_ANNOTATION:
         raise InvalidDocument(
             annotation_path(DELIVERY_ORDER),
-            f"invalid value: {declared:.80}: want {', '.join(ORDERS_BY_ANNOTATION)}",
+            f"invalid value: {name:.80}: want {', '.join(ORDERS_BY_ANNOTATION)}",
         )
-    return ORDERS_BY_ANNOTATION[declared]
+    return ORDERS_BY_ANNOTATION[name]
 
 
 def _max_in_flight(trigger: Trigger) -> int:

@@ -49,7 +49,8 @@ class CachedApi(Cluster, Protocol):
     """The API client that the cache wraps; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """Write a status as `write_status` does; return the stored object; None: it is gone."""
+        """Merge `status` into the object's stored status, by one request to the API server. Returns
+        the stored object; None: it doesn't exist any more. Raises `ClusterError`."""
         ...
 
 
@@ -156,10 +157,10 @@ class CachedCluster:
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """Store the changed objects, drop the deleted ones, and notify their readers: a watch calls
-        this (`watches.Listener`). An object isn't replaced by an older version of itself, as an
-        answer to a write may be ahead of the watch. The versions of a metadata-only selection come
-        from its watch alone, which reports them in order."""
+        """Store the changed objects, drop the deleted ones, and notify their readers. A watch calls
+        this (`watches.Listener`). A stored object that is newer than the watch's stays: the API
+        server's answer to a write may be ahead of the watch. Of a metadata-only selection only
+        versions are stored; they come from its watch alone, which reports them in order."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -283,8 +284,8 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object from the watched ones if possible, else from the API server; None: it
-        doesn't exist. In a context of `tracking`, the read is registered."""
+        """Return an object from the cache if possible, else from the API server; None: it doesn't
+        exist. In a context of `tracking`, the read is registered."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None and not tracked.ended:
@@ -346,9 +347,9 @@ class CachedCluster:
             self.store_answer(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists. Unless the request fails, drop it from the cache: it is
-        read from the API server until its watch reports a change. If the watch reports a new object
-        of its name before the API server answers, that one stays."""
+        """Delete an object, if it exists. After a successful request it is dropped from the cache,
+        so that reads go to the API server until the watch reports it again. An object that was
+        created under its name meanwhile stays cached."""
         identity = namespace, name
         cached = [
             (watched.documents, document)

@@ -98,8 +98,8 @@ class Leadership:
     def seconds_left(self) -> float | None:
         """Return the seconds for which this replica leads without another renewal; None: it doesn't
         lead. For any thread."""
-        until = self._election.until
-        return None if until is None else max(0.0, until - self._now())
+        leads_until = self._election.leads_until
+        return None if leads_until is None else max(0.0, leads_until - self._now())
 
     async def hold(self, on_acquired: Callable[[], None]) -> None:
         """Acquire the Lease, call `on_acquired`, and renew the Lease; returns once it is lost or

@@ -49,8 +49,8 @@ class Lease:
 
 
 class Election:
-    """One replica's view of the Lease. Any thread may call `leads` and `until`; the rest belongs to
-    one thread."""
+    """One replica's view of the Lease. Any thread may call `leads` and `leads_until`; the rest
+    belongs to one thread."""
 
     def __init__(self, me: str) -> None:
         """`me` is this replica's identity, which no other running process has."""
@@ -59,7 +59,7 @@ class Election:
         """The Lease as last observed; None: there is none."""
         self._changed_at = 0.0
         """When the stored Lease was last seen to change (seconds, monotonic)."""
-        self._until: float | None = None
+        self._leads_until: float | None = None
         """Until when this replica leads (seconds, monotonic); None: it doesn't."""
 
     @property
@@ -73,7 +73,7 @@ class Election:
         if self._stored is None or stored is None or stored.version != self._stored.version:
             self._stored, self._changed_at = stored, now
         if stored is not None and stored.holder != self._me:
-            self._until = None  # another replica has taken the Lease
+            self._leads_until = None  # another replica has taken the Lease
 
     def may_claim(self, now: float) -> bool:
         """Whether this replica may claim or renew the Lease at `now`: nobody else holds it, or its
@@ -94,7 +94,7 @@ class Election:
         return min(CLAIM_CHECK_INTERVAL, seconds_to_expiry)
 
     def lease_to_claim(self) -> Lease:
-        """Return the Lease that this replica writes to become or remain its holder. `version` is
+        """Return the Lease that this replica writes to claim or renew it. `version` is
         that of the stored Lease, which the write must replace; empty: none is stored."""
         stored = self._stored
         if stored is None:
@@ -112,16 +112,17 @@ class Election:
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
         """Record that a write was sent at `sent`, and answered at `now` with the Lease `stored`.
         If it names this replica, the replica leads for `RENEW_WITHIN` seconds from `sent`, not from
-        the answer: other replicas may have seen the Lease since then."""
+        the answer: other replicas may have seen this write as soon as it was sent, and count from
+        then."""
         self.observe(stored, now)
-        self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
+        self._leads_until = None if stored.holder != self._me else sent + RENEW_WITHIN
 
     def leads(self, now: float) -> bool:
         """Whether this replica may act at `now`. One that no longer leads must restart."""
-        until = self._until  # read once: another thread may set it to None
-        return until is not None and now < until
+        leads_until = self._leads_until  # read once: another thread may set it to None
+        return leads_until is not None and now < leads_until
 
     @property
-    def until(self) -> float | None:
+    def leads_until(self) -> float | None:
         """Time at which this replica stops leading unless it renews; None: it doesn't lead."""
-        return self._until
+        return self._leads_until

@@ -88,7 +88,7 @@ class BatchReader:
         if by_record:
             rows = rows.unionByName(
                 self._read_one_by_one(by_record).transform(
-                    compact_plan.records_of, self._log_rows(batch)
+                    compact_plan.records_of, self._current_logs(batch)
                 )
             )
         return rows
@@ -131,7 +131,7 @@ class BatchReader:
             ).alias("headers"),
         )
 
-    def _log_rows(self, batch: IngestBatch) -> DataFrame:
+    def _current_logs(self, batch: IngestBatch) -> DataFrame:
         """Return the current log of each partition of a batch, as rows of `LOGS`."""
         return _log_rows(self._tables, batch.ranges, batch.after, self._names)
 
@@ -146,9 +146,10 @@ def ingest_around_unreadable(
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
     `ingest` ingests spans with `reader`, and skips records that were ingested already. It is called
-    for all spans; after a failure, for the records before each stretch of unreadable records and
-    for the stretch, and then for all spans again. `names` maps topic ids to topic names. Raises
-    `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
+    for all spans first. If that fails, it is called twice for each span of unreadable records: for
+    the records before it (by Spark), and for the span itself (one by one). Then all spans are tried
+    again. `names` maps topic ids to topic names. Raises `JobError`, also after
+    `MAX_UNREADABLE_SPANS` failures.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -161,23 +162,24 @@ def ingest_around_unreadable(
             unreadable = reader.unreadable_spans(reader.last_ranges)
             if not unreadable:
                 raise  # the error has another cause
-        for partition, stretches in unreadable.items():
-            count = sum(stretch.end - stretch.start for stretch in stretches)
+        for partition, unreadable_spans in unreadable.items():
+            count = sum(span.end - span.start for span in unreadable_spans)
             partition_name = f"{names[partition[0]]}/{partition[1]}"
             progress(
                 f"{count} records of {partition_name} have an impossible timestamp: the time of "
                 "this run is stored instead"
             )
             start = spans[partition].start
-            for stretch in stretches[:MAX_UNREADABLE_SPANS]:
-                # All records before the stretch that aren't ingested yet, by Spark.
-                before_stretch = ingest({partition: OffsetSpan(start, stretch.start)})
-                # Ingested records are skipped, so only the stretch is read one by one.
+            for unreadable_span in unreadable_spans[:MAX_UNREADABLE_SPANS]:
+                # All records before the span that aren't ingested yet, by Spark.
+                readable_result = ingest({partition: OffsetSpan(start, unreadable_span.start)})
+                # Ingested records are skipped, so only the span is read one by one.
                 reader.one_by_one = {partition}
-                only_stretch = ingest({partition: OffsetSpan(start, stretch.end)})
+                unreadable_result = ingest({partition: OffsetSpan(start, unreadable_span.end)})
                 reader.one_by_one = set()
-                ingested = _sum_ingested(_sum_ingested(ingested, before_stretch), only_stretch)
-            if len(stretches) > MAX_UNREADABLE_SPANS:
+                ingested = _sum_ingested(ingested, readable_result)
+                ingested = _sum_ingested(ingested, unreadable_result)
+            if len(unreadable_spans) > MAX_UNREADABLE_SPANS:
                 progress(
                     f"the remaining records of {partition_name} are left for the next run: they "
                     "have too many impossible timestamps for one"
@@ -201,8 +203,9 @@ def read_ranges(
 ) -> DataFrame:
     """Return the dead letters in these ranges, as rows of `records`.
 
-    `offsets_read` has the logs of each partition, `names` maps topic ids to topic names. Reading
-    fails with Spark's error if Kafka has deleted a part of a range.
+    `offsets_read` has the logs of each partition, the current one last (a cut begins a new log).
+    `names` maps topic ids to topic names. Reading fails with Spark's error if Kafka has deleted a
+    part of a range.
     """
     spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, spans_by_name)
@@ -225,12 +228,12 @@ def _log_rows(
     offsets_read: Offsets,
     names: Mapping[str, str],
 ) -> DataFrame:
-    """Return the current log of each partition of `ranges`, as rows of `LOGS`. `offsets_read` has
-    the logs of each partition, `names` maps topic ids to topic names."""
+    """Return the current log of each partition of `ranges`, as rows of `LOGS`: the last of its logs
+    in `offsets_read`, as each cut begins a new one. `names` maps topic ids to topic names."""
     rows = []
-    for topic_id, partition in ranges:
-        _, log_number = offsets_read[topic_id, partition].logs()[-1]
-        rows.append((names[topic_id], partition, log_id(topic_id, log_number)))
+    for topic_id, number in ranges:
+        _first_offset, log_number = offsets_read[topic_id, number].logs()[-1]
+        rows.append((names[topic_id], number, log_id(topic_id, log_number)))
     return tables.rows(rows, LOGS)
 
 

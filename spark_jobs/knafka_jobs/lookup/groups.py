@@ -76,7 +76,7 @@ def members_predicate(
     frequent: Sequence[str] = ()
     # The group of all other summaries has every failure whose summary isn't a frequent one.
     if group.key["summary"] == OTHER_SUMMARIES:
-        sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
+        sql = groups_plan.frequent_summaries_query(group.key, _timeline_start(now))
         frequent = [row["own_summary"] for row in files.query(sql, "failures")]
     return groups_plan.members(group.key, frequent, unresolved=unresolved)
 

@@ -35,8 +35,8 @@ _SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
 
 
 def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: bool) -> str:
-    """Return the query for the groups of failures in a report whose timeline begins at `since`,
-    among those for which `predicate_sql` is true.
+    """Return the query for the groups of failures in a report whose timeline begins at `since`.
+    Only failures for which `predicate_sql` is true are counted.
 
     Columns: `GROUP`, `events`, `unresolved`, `waiting` (unresolved and not sent by a replay),
     `last_hour` (failures within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
@@ -77,10 +77,10 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
     )
 
 
-def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
-    """Return the query for the error summaries that have groups of their own, as the column
-    `own_summary`, among the failures of the kind of `group` (it has at least the columns `KIND`) in
-    a report whose timeline begins at `since`."""
+def frequent_summaries_query(group: Mapping[str, Any], since: datetime) -> str:
+    """Return the query for the `MAX_SUMMARIES` most frequent error summaries of one kind, in a
+    report whose timeline begins at `since`. The result has one column, `own_summary`. Of `group`
+    only the columns `KIND` are used, which say the kind."""
     counted = (
         f"SELECT {column_list(KIND)}, {_OWN_SUMMARY} AS own_summary, count(*) AS events "
         f"FROM failures WHERE {_kind_predicate(group)} AND {_reported_predicate(since)} "
@@ -94,8 +94,9 @@ def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: 
     """Return a predicate for the failures of a group; with `unresolved`, only for its unresolved
     ones.
 
-    `group` has the columns `GROUP`. `frequent` has the result of `frequent_summaries`; it is used
-    only for the group of all other summaries, which has every failure of the kind but theirs.
+    `group` has the columns `GROUP`. `frequent` has the result of `frequent_summaries_query`. It is
+    used only for the group of all other summaries: every failure of the kind whose summary isn't in
+    `frequent`.
     """
     parts = [_kind_predicate(group)]
     if group["summary"] != OTHER_SUMMARIES:

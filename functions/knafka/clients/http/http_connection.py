@@ -115,8 +115,8 @@ class Connection(asyncio.Protocol):
         "_response",
         "_status",
         "_timer",
+        "_timer_at",
         "_transport",
-        "_wakes_at",
         "lost",
     )
 
@@ -132,10 +132,10 @@ class Connection(asyncio.Protocol):
         """The future of the exchange that uses the connection; None: it is idle or dropped."""
         self._deadline = math.inf
         """When the exchange or the idle time ends at the latest."""
-        self._wakes_at = math.inf
+        self._timer_at = math.inf
         """When `_timer` fires."""
         self._timer: asyncio.TimerHandle | None = None
-        """Calls `_wake` at `_wakes_at`; None: no call is planned."""
+        """Calls `_on_timer` at `_timer_at`; None: no call is planned."""
         self._reset()
 
     def _reset(self) -> None:
@@ -191,18 +191,18 @@ class Connection(asyncio.Protocol):
 
     def _set_deadline(self, deadline: float) -> None:
         """Set the deadline of the exchange or of the idle time. A timer that fires earlier isn't
-        moved, as that would cost more: when it fires, `_wake` sets it anew."""
+        moved, as that would cost more: when it fires, `_on_timer` sets it anew."""
         self._deadline = deadline
-        if deadline < self._wakes_at:
+        if deadline < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._wakes_at = deadline
-            self._timer = self._pool.loop.call_at(deadline, self._wake)
+            self._timer_at = deadline
+            self._timer = self._pool.loop.call_at(deadline, self._on_timer)
 
-    def _wake(self) -> None:
+    def _on_timer(self) -> None:
         """If the deadline has passed, drop the connection, and fail its exchange if it has one;
         else set the timer anew. The timer calls this."""
-        self._timer, self._wakes_at = None, math.inf
+        self._timer, self._timer_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._set_deadline(self._deadline)
             return
@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._finish_exchange(self._response)
         elif self._received_bytes > MAX_HEAD_BYTES and not self._status:
             self.fail(
-                self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
+                self._protocol_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
             )
         elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
             # The rest of the body isn't read: the response ends here.
@@ -249,14 +249,14 @@ class Connection(asyncio.Protocol):
             self._body_bytes, MAX_HEAD_BYTES
         ):
             # This limits chunk framing and trailers.
-            self.fail(self._connection_error("wrapped its response in too many bytes"))
+            self.fail(self._protocol_error("wrapped its response in too many bytes"))
 
     # Callbacks of the parser, within `data_received`
 
     def on_message_begin(self) -> None:
         """Raise an error if the server sends a second response to one request."""
         if self._response is not None:
-            raise self._connection_error("sent more than its response")
+            raise self._protocol_error("sent more than its response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header, with its name in lower case."""
@@ -369,9 +369,9 @@ class Connection(asyncio.Protocol):
         text of `error`."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
-        return self._connection_error(f"sent no valid HTTP response: {error}")
+        return self._protocol_error(f"sent no valid HTTP response: {error}")
 
-    def _connection_error(self, problem: str) -> DeliveryError:
-        """Return the error of a server that breaks HTTP. `problem`: a phrase whose subject is the
-        origin, such as "sent no valid HTTP response"."""
+    def _protocol_error(self, problem: str) -> DeliveryError:
+        """Return the error for a response that breaks the rules of HTTP or our limits. `problem`: a
+        phrase whose subject is the origin, such as "sent no valid HTTP response"."""
         return DeliveryError("broken", f"{self._pool.origin} {problem}")

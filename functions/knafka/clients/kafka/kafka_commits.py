@@ -199,10 +199,12 @@ class OffsetCommits:
 def with_epochs(
     consumer: Consumer, offsets: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return these offsets with leader epochs, to be committed for a group without members. Each
-    gets the epoch in which its partition's log ends now; that may be later than the epoch of the
-    record at the offset, which does no harm. Blocks for `timeout` seconds at most. Raises
-    `KafkaException`."""
+    """Return these offsets with leader epochs, to be committed for a group without members: by the
+    epoch, a reader that continues there notices if the log was cut.
+
+    Each offset gets the epoch in which its partition's log ends now. That may be later than the
+    epoch of the record at the offset, which does no harm: only with an earlier epoch would the log
+    seem to have lost records. Blocks for `timeout` seconds at most. Raises `KafkaException`."""
     # `OFFSET_END` in place of a time asks for the log's end, and the answer has the end's epoch.
     queries = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
     ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(queries, timeout)}

@@ -104,8 +104,8 @@ def _compile_call(call: Call) -> Evaluate:
             f"no function {call.name} takes {len(call.arguments)} arguments"
         )
     body = function.body
-    # `as_string` is for the type checker only: a function without `rest` has no further arguments,
-    # so the list is empty then.
+    # `rest` casts all arguments after the declared ones. A function without it has no such
+    # arguments, so the list is empty then: `as_string` is for the type checker only.
     rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     casts = (*function.parameters, *rest_casts)
     arguments = [
@@ -115,7 +115,8 @@ def _compile_call(call: Call) -> Evaluate:
 
     def evaluate(attributes: Attributes) -> Value:
         """Return the function's value for the evaluated arguments. Raises `Failed`; if the function
-        itself fails, the error's `origin` is the call."""
+        itself fails, the error's `origin` is the call, as its value counts only if the call is the
+        whole expression."""
         values = [
             cast_argument(evaluate_argument(attributes))
             for cast_argument, evaluate_argument in arguments

@@ -35,8 +35,8 @@ class Parser(Protocol):
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
         partition: int | None,
     ) -> tuple[bytes, bytes]:  # fmt: skip
-        """Encode the request that delivers the event, as `intake.encode_request` does with these
-        parameters."""
+        """Return the header lines and the body of the request that delivers the event
+        (`intake.encode_request` has the parameters)."""
         ...
 
 

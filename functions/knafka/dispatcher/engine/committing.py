@@ -44,11 +44,11 @@ class CommitLoop:
         """When the positions of all partitions were last committed, on the event loop's clock."""
         self._loop = asyncio.get_running_loop()
 
-    def note_records(self) -> None:
-        """Note that records are about to be taken. If they are the first ones since the last
-        commit, the drain commits earlier than it would without records (`CommitWait`)."""
+    def shorten_wait(self) -> None:
+        """Commit earlier than without records, as some are about to be taken (`CommitWait`). Does
+        nothing if they aren't the first ones since the last commit."""
         if self._wait is not None and not self._partitions.touched:
-            self._wait.note_record()
+            self._wait.shorten()
 
     async def run(self, reader: LogReader) -> None:
         """Every `COMMIT_INTERVAL`, commit the positions that have changed, until cancelled. If many
@@ -139,9 +139,9 @@ class CommitWait:
         finally:
             self._timer.cancel()
 
-    def note_record(self) -> None:
-        """Note that a record has come since the last commit: wait only until the drain's next
-        moment to commit."""
+    def shorten(self) -> None:
+        """Wait only until the drain's next moment to commit, as a record has come since the last
+        commit."""
         now, interval = self._loop.time(), self._interval
         # `or`: if that moment is just now, wait for the next one.
         seconds_left = (self._share * interval - now) % interval or interval

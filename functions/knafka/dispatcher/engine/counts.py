@@ -16,9 +16,9 @@ class ReportedCounts:
     """The counts of events and dead letters that earlier requests have reported."""
 
     events: Counts = field(default_factory=Counts)
-    """As `DrainCounts.events`."""
+    """Events by their outcome (`DrainCounts.events`)."""
     dead_letters: Counter[str] = field(default_factory=Counter)
-    """As `DrainCounts.dead_letters`."""
+    """Events that became dead letters, by reason and status (`DrainCounts.dead_letters`)."""
 
 
 @dataclass(slots=True)

@@ -83,8 +83,7 @@ class Drain:
         self.idle: float | None = None
         """Seconds without work after which the drain ends; None: never."""
         self.shrunk_at: float | None = None
-        """When partitions last went to another dispatcher, on the event loop's clock; None:
-        never."""
+        """Event loop time at which partitions last went to another dispatcher; None: never."""
         self.is_over = False  # True once `run` has ended
         self.selection: Selection | None = select(
             egress.filter, egress.filters, self.counts.count_filter_error
@@ -118,8 +117,7 @@ class Drain:
         )
         self._stopping = False  # see `is_stopping`
         self._stop_at = math.inf
-        """Time until which attempts may be under way once the drain ends, on the event loop's
-        clock."""
+        """Event loop time until which attempts may be under way once the drain ends."""
         self._revoke_timeout = DRAIN_REVOKE_TIMEOUT  # seconds; 0 once attempts have had their time
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()  # when there was last a record, a partition or work
@@ -127,10 +125,10 @@ class Drain:
     def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """Make the drain end: finish the attempts under way, commit and leave the group.
 
-        Attempts get `timeout` seconds, or fewer if another call set an earlier deadline: a deleted
-        Trigger must not use up its pod's grace period. While attempts take longer than
-        `DRAIN_REVOKE_TIMEOUT`, new attempts begin beside them, until `2 * DRAIN_REVOKE_TIMEOUT`
-        before the deadline (`_finish_attempts`).
+        Attempts get `timeout` seconds. Of several calls the earliest deadline counts, so that a
+        deleted Trigger stays within its pod's grace period. If attempts are still under way after
+        `DRAIN_REVOKE_TIMEOUT` seconds, other events are delivered meanwhile, until
+        `2 * DRAIN_REVOKE_TIMEOUT` seconds before the deadline (`_finish_attempts`).
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
@@ -157,7 +155,8 @@ class Drain:
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)
 
     def state(self) -> dict[str, Any]:
-        """Return the drain's present state, as fields of a `DrainProgress`."""
+        """Return the drain's present state, as fields of a `DrainProgress`. `loop` describes dead
+        letters or replies that come back to this drain again and again; None: none do."""
         return {
             "unsettled": self._partitions.unsettled,
             "partitions": tuple(sorted(self._partitions)),
@@ -223,7 +222,7 @@ class Drain:
         within `timeout` seconds. Raises `LogError`."""
         # The wait is short, however slow the subscriber is: reading keeps the drain in its group.
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
-        await self._make_room(reader)
+        await self._pause_full_partitions(reader)
         if records := await reader.read(READ_LIMIT, timeout):
             self.take(records)
         self._advance_to_ends(reader)
@@ -296,7 +295,7 @@ class Drain:
 
     def may_select(self, number: int) -> bool:
         """Whether the shared reader may skip records of the partition `number` that don't match the
-        filter. False until the records whose state an earlier owner has committed were read."""
+        filter: not while records are to be read that an earlier owner has settled or tried."""
         partition = self._partitions.get(number)
         return (
             partition is not None
@@ -304,13 +303,13 @@ class Drain:
             and not partition.restored
         )
 
-    def note_selected_from(self, number: int, offset: float) -> None:
-        """Note that from `offset` on the shared reader returns only matching records of the
+    def set_selected_from(self, number: int, offset: float) -> None:
+        """Learn that from `offset` on the shared reader returns only matching records of the
         partition `number`; infinity: it returns every record again."""
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
-    def note_skipped(self, number: int, count: int, end: int) -> None:
+    def settle_skipped(self, number: int, count: int, end: int) -> None:
         """Count `count` records of partition `number` that the shared reader skipped, and settle
         all of its offsets below `end`."""
         if (partition := self._partitions.get(number)) is not None:
@@ -323,14 +322,14 @@ class Drain:
     def take(self, records: Sequence[Record]) -> None:
         """Take records that were read, or that the shared reader hands over while `read` waits."""
         self._active_at = self._loop.time()
-        self._commit_loop.note_records()
+        self._commit_loop.shorten_wait()
         self._intake.take(records)
 
     # Room
 
-    async def _make_room(self, reader: LogReader) -> None:
-        """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
-        first wait up to `ROOM_TIMEOUT` for room."""
+    async def _pause_full_partitions(self, reader: LogReader) -> None:
+        """Resume paused partitions that have room, then pause full ones. If a pause discards
+        prefetched records, first wait up to `ROOM_TIMEOUT` seconds for room."""
         self._resume(reader)
         if not (full_partitions := self._partitions.to_pause):
             return

@@ -104,9 +104,9 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def to_pause(self) -> list[AssignedPartition]:
-        """The partitions whose reading isn't paused and must be: all if together they hold too many
-        bytes, or if nothing may be read; else those that hold their share of records, or whose
-        commit metadata is full."""
+        """The partitions whose reading isn't paused and must be. These are all unpaused ones if all
+        partitions together hold too many bytes, or if nothing may be read. Else they are those that
+        hold their share of records, or whose commit metadata is full."""
         if not self.may_read() or self.held_bytes >= self._max_held_bytes():
             return self.unpaused
         share = self._share
@@ -168,9 +168,9 @@ class Intake:
         self._counts = counts.events
 
     def take(self, records: Sequence[Record]) -> None:
-        """Parse and filter records; track the matching ones, encode the request that all attempts
-        of an event share (KN-DP-06, KN-DP-11), and queue them in their lanes. A record that fails,
-        such as one without an event, is queued as a dead letter."""
+        """Parse and filter records. Matching ones are tracked and queued in their lanes, each with
+        the encoded request that all attempts at its event share (KN-DP-06, KN-DP-11). A record that
+        fails, such as one without an event, is queued as a dead letter."""
         matches_filter, counts, tracing = self._matches_filter, self._counts, self._tracing
         envelope_of, encode = self._envelope_of, self._request_of
         partition_of, touched = self._partitions.get, self._partitions.touched
@@ -193,7 +193,11 @@ class Intake:
             try:
                 headers = headers_of(record)
                 envelope = envelope_of(record, headers)
-                trace = None if tracing is None or is_preselected else tracing.begin(envelope)
+                trace = (
+                    None
+                    if tracing is None or is_preselected
+                    else tracing.start_filter_span(envelope)
+                )
                 if is_preselected or matches_filter(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     event.head, event.body = encode(
@@ -247,8 +251,8 @@ def encode_request(
 ) -> tuple[bytes, bytes]:
     """Encode the request that delivers a record's event, in the mode `format_` (None: in the
     record's mode). Returns the header lines, which begin with the lines `prefix`, and the body.
-    `partition`: Kafka's number of the record's partition, which the request then names, with the
-    record's offset, as attributes of the event; None: it has no such attributes."""
+    `partition`: Kafka's number of the record's partition. The request then has this number and the
+    record's offset as attributes of the event; None: it has neither."""
     if partition is None:
         head, body = request_of(envelope, format_)
     else:

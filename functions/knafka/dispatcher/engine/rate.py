@@ -30,12 +30,12 @@ class AttemptRate:
         # it. So a unit and that delay together may have only as many due times as declared.
         self._interval = limit.interval + MAX_TIMER_DELAY / limit.requests_per_unit
         self._next = 0.0
-        """When the next attempt is due, on the clock of `begin`."""
+        """When the next attempt is due, on the clock of `count_attempt`."""
 
-    def begin(self, now: float) -> None:
-        """Note that an attempt begins at `now` (seconds of a monotonic clock); the caller then
+    def count_attempt(self, now: float) -> None:
+        """Count an attempt that begins at `now` (seconds of a monotonic clock); the caller then
         calls `refresh` to update `is_open`. The next attempt is due one interval after this one was
-        due; if a late timer doesn't explain when this one began, one interval after `now`."""
+        due if this one began on time, a late timer allowed for; else one interval after `now`."""
         is_on_time = self._next <= now <= self._next + MAX_TIMER_DELAY
         self._next = (self._next if is_on_time else now) + self._interval
 

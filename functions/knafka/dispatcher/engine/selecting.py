@@ -43,14 +43,14 @@ class Selective(Protocol):
         selection."""
         ...
 
-    def note_selected_from(self, number: int, offset: float) -> None:
-        """Note that from `offset` on the reader returns only those records of the partition
+    def set_selected_from(self, number: int, offset: float) -> None:
+        """Learn that from `offset` on the reader returns only those records of the partition
         `number` that match or are `is_for_all`; infinity: it returns every record again."""
         ...
 
-    def note_skipped(self, number: int, count: int, end: int) -> None:
-        """Note that `count` more records of the partition `number` were skipped, and that no record
-        below the offset `end` is still to come."""
+    def settle_skipped(self, number: int, count: int, end: int) -> None:
+        """Settle the offsets of the partition `number` below `end`, of which no record is still to
+        come: the reader has skipped `count` more records there."""
         ...
 
     def take(self, records: Sequence[Record]) -> None:
@@ -75,7 +75,7 @@ class SharedReader(LogReader, Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Report the records that were skipped until now to the drain, by its `note_skipped`."""
+        """Report the records that were skipped until now to the drain, by its `settle_skipped`."""
         ...
 
     def interrupt(self) -> None:

@@ -63,7 +63,7 @@ class EgressTracing:
         """Whether the event belongs to a sampled trace."""
         return self._sampled_parent(envelope) is not None
 
-    def begin(self, envelope: Envelope) -> DeliveryTrace | None:
+    def start_filter_span(self, envelope: Envelope) -> DeliveryTrace | None:
         """Start the event's filter span, and return the event's spans; None: its trace isn't
         sampled."""
         if (sampled := self._sampled_parent(envelope)) is None:

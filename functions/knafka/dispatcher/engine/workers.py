@@ -223,7 +223,7 @@ class Workers:
             if event.stage is SUBSCRIBER:
                 under_way[event] = None
                 if congestion.rate is not None and event.reply is None:
-                    congestion.rate.begin(self._loop.time())
+                    congestion.rate.count_attempt(self._loop.time())
                     self._wait_for_rate(congestion.rate)
             try:
                 decision = await self._sender.attempt(event)
@@ -239,7 +239,7 @@ class Workers:
             self.changed.set()
             # If it is calm but retries or probes are left, the congestion has ended just now.
             if not congestion.is_calm or self._retries or self._probes:
-                self._apply_congestion_limit()
+                self._wake_allowed_workers()
 
     def _settle(self, event: PendingEvent) -> None:
         """Settle an event: advance the offsets, and let the next event of its lane go."""
@@ -371,7 +371,7 @@ class Workers:
         self._wake_later(paused_until)
         return True
 
-    def _apply_congestion_limit(self) -> None:
+    def _wake_allowed_workers(self) -> None:
         """Wake as many workers as the congestion control allows attempts now. Once the subscriber
         answers again, no event is a probe any more, and the retries that waited are ready."""
         if not self._congestion.is_open and (self._probes or self._retries):
@@ -393,8 +393,8 @@ class Workers:
         self._timer = self._loop.call_at(wake_at, self._wake_now)
 
     def _wake_now(self) -> None:
-        """Wake workers for the attempts that are allowed now. Called by the timer of
-        `_wake_later`."""
+        """Wake workers for the attempts that are allowed now. The timer of `_wake_later` calls
+        this."""
         self._timer = None
-        self._apply_congestion_limit()
+        self._wake_allowed_workers()
         self._wake_worker()

@@ -36,7 +36,7 @@ class CursorOwner(Protocol):
     """The drain that reads; None: the group wants every record."""
 
     def notify(self, number: int, has_records: bool) -> int:
-        """Note that a partition has new records (`has_records` True) or only a later end.
+        """Learn that a partition has new records (`has_records` True) or only a later end.
         Returns how many records the drain took at once."""
         ...
 
@@ -50,8 +50,8 @@ class CursorOwner(Protocol):
         ...
 
     def restart(self, cursor: Cursor, replaced_from: Position) -> None:
-        """Start the cursor's partition anew, as it has another log from `replaced_from` on;
-        `BEGINNING`: as a whole, or from an unknown position on."""
+        """Start the cursor's partition anew, as it has another log from `replaced_from` on. The
+        offset `BEGINNING` there: the whole log is another one, or it isn't known from where on."""
         ...
 
     def fail(self, error: LogError) -> None:
@@ -178,9 +178,9 @@ class PartitionBuffer:
         return min([slowest_plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, position: Position) -> bool:
-        """Whether a group with this next position can continue in this buffer: the position's
-        offset is one from `start` to `end` (inclusive), and its leader epoch doesn't contradict the
-        log that the buffer reads. Unlike `accepts`, False for every offset above `end`."""
+        """Whether a group with this next position can continue in this buffer at once. Its offset
+        must be one from `start` to `end` (inclusive), and its leader epoch must not contradict the
+        log that the buffer reads."""
         return self.start <= position.offset <= self.end and self.epochs.allows(position)
 
     def accepts(self, position: Position, ahead: int) -> bool:
@@ -193,8 +193,8 @@ class PartitionBuffer:
         return self.start <= offset and self.epochs.allows(position)
 
     def find_contradicted(self) -> list[Cursor]:
-        """Return the unproven cursors that come from another log than this one, because this log
-        ends before their position or has records of a later leader epoch below it. Cursors that
+        """Return the unproven cursors that come from another log than this one: this log ends
+        before their position, or has a record of a later leader epoch just below it. Cursors that
         turn out to belong to this log no longer count as unproven."""
         contradicted: list[Cursor] = []
         for cursor, epoch in list(self.unproven.items()):
@@ -231,7 +231,7 @@ class PartitionBuffer:
             _discard(self.pending_cursors, cursor)
             cursor.is_selective, cursor.pending = False, []
             if cursor.owner.drain is not None:
-                cursor.owner.drain.note_selected_from(self.number, math.inf)
+                cursor.owner.drain.set_selected_from(self.number, math.inf)
         else:
             _discard(self.plain_cursors, cursor)
         cursor.buffer = None
@@ -247,9 +247,9 @@ class PartitionBuffer:
         self.size += sum(record.size for record in records)
         if len(self.cursors) == len(self.plain_cursors):
             return [*self.plain_cursors]  # none is selective
-        return [*self._note_matches(first_new_index, records), *self.plain_cursors]
+        return [*self._add_pending(first_new_index, records), *self.plain_cursors]
 
-    def _note_matches(self, first_new_index: int, records: Sequence[SharedRecord]) -> list[Cursor]:
+    def _add_pending(self, first_new_index: int, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Add the records' indexes, from `first_new_index` on, to the selective cursors that they
         match. Returns the cursors that had no pending records before."""
         newly_pending: list[Cursor] = []
@@ -319,7 +319,7 @@ class PartitionBuffer:
             cursor.is_selective = True
             self.filter_index.add(cursor, selection)
             self.wants_trace = drain.wants_trace
-            drain.note_selected_from(self.number, self.end)
+            drain.set_selected_from(self.number, self.end)
 
     def catch_up(self, cursor: Cursor) -> None:
         """Report to the cursor's drain how many records were skipped for it, and up to where; for
@@ -329,7 +329,7 @@ class PartitionBuffer:
             return
         if not cursor.is_selective:
             if (end := self.take_end(cursor)) is not None:
-                drain.note_skipped(self.number, 0, end)
+                drain.settle_skipped(self.number, 0, end)
             return
         next_index, next_offset = self.end_index, self.end
         if cursor.pending:
@@ -338,7 +338,7 @@ class PartitionBuffer:
         if next_offset > cursor.offset or next_index > cursor.index:
             next_offset = max(cursor.offset, next_offset)
             skipped_count = next_index - cursor.index - cursor.taken
-            drain.note_skipped(self.number, skipped_count, next_offset)
+            drain.settle_skipped(self.number, skipped_count, next_offset)
             cursor.index, cursor.offset, cursor.taken = next_index, next_offset, 0
             cursor.reported = max(cursor.reported, next_offset)
 
@@ -352,8 +352,9 @@ class PartitionBuffer:
         return self.records[cursor.pending[0] - self.first_index].offset()
 
     def take_end(self, cursor: Cursor) -> int | None:
-        """Return the partition's end if the cursor has taken all records below it, and note that it
-        is reported; None if it isn't known, was reported before, or records are left to take."""
+        """Return the partition's end if the cursor has taken all records below it, and remember
+        that it was reported. None: the end isn't known or was reported before, or the cursor has
+        records left to take."""
         if (
             cursor.next_index < self.end_index
             or self.known_end != self.end
@@ -379,7 +380,7 @@ class PartitionBuffer:
 
 
 def _discard(cursors: set[Cursor], cursor: Cursor) -> None:
-    """Remove a cursor from a set, and clear the set once it is empty: else Python keeps the set's
+    """Remove a cursor from a set, and clear the set once it is empty. Else Python keeps the set's
     memory, and iterating over the set stays as slow as when it was full."""
     cursors.discard(cursor)
     if not cursors:

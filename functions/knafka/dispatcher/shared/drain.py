@@ -92,9 +92,9 @@ class EgressDrains:
         if self.drain is not None:
             self.drain.stop(timeout)
 
-    def apply_share(self) -> None:
-        """Limit the attempts of the running drain to its present share of the shard's
-        connections."""
+    def limit_attempts_to_share(self) -> None:
+        """Limit the attempts of the running drain, if there is one, to its present share of the
+        shard's connections."""
         if self.drain is not None and self._clients is not None:
             share = self._clients.max_in_flight
             declared = self.egress.max_in_flight
@@ -142,7 +142,7 @@ class EgressDrains:
             clients = self._clients = self._connect(self.egress)
             clients = replace(clients, open_reader=partial(self._open, clients.open_reader))
             drain = self.drain = self.served.new_drain(self.egress, clients)
-            self.apply_share()
+            self.limit_attempts_to_share()
             forget_timer = self._loop.call_later(FORGET_FAILURES_AFTER, self._forget_failures)
             problem = (await drain.run()).error
             if problem is None and isinstance(self._reader, GroupReader):
@@ -256,8 +256,8 @@ class ShardDrain:
 
     async def run(self) -> ShardProgress:
         """Run a drain for each Egress of the contract, as the contract changes. Once all are idle
-        or `stop` was called, wait until all have ended, and return the last progress; if all were
-        idle, with the offsets that their groups have settled."""
+        or `stop` was called, wait until all have ended, and return the last progress. If all were
+        idle, it has the offsets that their groups have settled."""
         self._follower.listeners.append(self._wake_event.set)
         ended = Ended.STOPPED
         try:
@@ -332,7 +332,7 @@ class ShardDrain:
                 drains.stop(DRAIN_REVOKE_TIMEOUT)
                 del self._drains[group]
             else:
-                drains.apply_share()
+                drains.limit_attempts_to_share()
             if group not in desired:
                 del self._reported[group]
         for group, egress in desired.items():
@@ -360,9 +360,9 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; infinity: they never end by themselves. The
-        result is exact only below `IDLE_CHECK_INTERVAL`: the search stops at the first drain that
-        needs as long or longer, as the caller checks again by then anyway."""
+        """Return the seconds until all drains are idle; infinity: they never end by themselves. A
+        result of `IDLE_CHECK_INTERVAL` or more may be too low: the search stops at the first drain
+        that needs so long, as the caller checks again by then anyway."""
         if self._idle is None:
             return math.inf
         longest = self._active_at + self._idle - self._loop.time()

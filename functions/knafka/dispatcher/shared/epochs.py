@@ -24,16 +24,16 @@ class KnownEpochs:
         self._begins_at_zero = start == 0
         """Whether no record is below `start`, so that its unknown epoch forbids no position."""
 
-    def note(self, starts: Sequence[EpochStart]) -> None:
-        """Note leader epochs, at least one, that begin in records that were read; the records are
-        those after all that were read before."""
+    def add(self, starts: Sequence[EpochStart]) -> None:
+        """Add leader epochs, at least one, that begin in records that were just read; their offsets
+        are higher than all before."""
         self._starts += starts
         self.last = starts[-1].epoch
 
     def allows(self, position: Position) -> bool:
         """Whether a group may continue at this position: the record before the position has the
-        position's leader epoch or an earlier one. True if the position has no epoch; False if that
-        record's epoch isn't known."""
+        position's leader epoch or an earlier one. True if the position has no epoch or is the
+        partition's beginning. Else False if that record's epoch isn't known."""
         if position.epoch == NO_EPOCH or position.offset <= 0:
             return True
         epoch_before = next(

@@ -99,26 +99,27 @@ class Fetcher:
         self._source = source
         self._placement = placement
         self._limits = limits
-        self._beginning: dict[int, Position] = {}
-        """Added partitions, which the consumer will read from its next read on, with the positions
-        to start at."""
-        self._dropping: set[int] = set()
-        """Dropped partitions, which the consumer won't read any more from its next read on."""
+        self._added_starts: dict[int, Position] = {}
+        """Partitions added since the last read, with the positions to start at; the next read has
+        them."""
+        self._dropped: set[int] = set()
+        """Partitions dropped since the last read; the next read doesn't have them."""
 
     def add(self, number: int, position: Position) -> PartitionBuffer:
-        """Start to read a partition from this position; returns its buffer."""
+        """Add a partition, which the next read begins to read at this position; returns its
+        buffer."""
         start = 0 if position.offset == BEGINNING else position.offset
         buffer = self.buffers[number] = PartitionBuffer(number, start, position.epoch)
-        self._beginning[number] = position
+        self._added_starts[number] = position
         self.changed.set()
         return buffer
 
     def drop(self, number: int) -> None:
-        """Stop reading a partition, whose buffer must have no cursors."""
+        """Stop reading a partition from the next read on; its buffer must have no cursors."""
         buffer = self.buffers.pop(number)
         assert not buffer.cursors
-        if self._beginning.pop(number, None) is None:
-            self._dropping.add(number)
+        if self._added_starts.pop(number, None) is None:
+            self._dropped.add(number)
         self.changed.set()
 
     def drop_unused(self) -> None:
@@ -137,7 +138,7 @@ class Fetcher:
                     # A buffer that was created during the read gets no records of it.
                     reading = dict(self.buffers)
                     records = await self._source.read(FETCHER_READ_LIMIT, FETCHER_READ_TIMEOUT)
-                    await self._hand_out(self._store(records, reading))
+                    await self._hand_out(self._update_buffers(records, reading))
                     self._trim()
                     self._placement.merge(self)
         except LogError as error:
@@ -148,19 +149,20 @@ class Fetcher:
 
     def _change_assignment(self) -> None:
         """Make the consumer read the added partitions, and no longer the dropped ones."""
-        if self._dropping:
-            self._source.drop(self._dropping)
-            self._dropping = set()
-        if self._beginning:
-            self._source.begin(self._beginning)
-            self._beginning = {}
+        if self._dropped:
+            self._source.drop(self._dropped)
+            self._dropped = set()
+        if self._added_starts:
+            self._source.begin(self._added_starts)
+            self._added_starts = {}
 
-    def _store(
+    def _update_buffers(
         self, records: Sequence[Record], reading: dict[int, PartitionBuffer]
     ) -> list[Cursor]:
-        """Restart the buffers whose logs the read has found replaced, append the records, note the
-        partitions' ends, and evict cursors of another log. `reading` has the buffers that existed
-        when the read began; newer ones get no records. Returns the cursors to hand records to."""
+        """Update the buffers by the result of a read. In this order: partitions whose log was
+        replaced get new buffers, records are appended, ends are noted, and cursors that belong to
+        another log are evicted. `reading` has the buffers that existed when the read began; newer
+        ones get no records. Returns the cursors to hand records to."""
         for number, replaced_from in self._source.restarted.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 reading[number] = self._restart(buffer, replaced_from)
@@ -171,7 +173,7 @@ class Fetcher:
         for number, partition_records in by_partition.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 if starts := self._source.new_epochs.get(number):
-                    buffer.epochs.note(starts)
+                    buffer.epochs.add(starts)
                 concerned += buffer.append(partition_records)
         for number, end in self._source.ends.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
@@ -184,7 +186,8 @@ class Fetcher:
 
     async def _hand_out(self, cursors: Sequence[Cursor]) -> None:
         """Hand new records to the groups that they are for, at most `RECORDS_PER_TURN` in one turn
-        of the event loop: waking a waiting group instead would cost several times as much."""
+        of the event loop. To wake the groups, so that they take the records themselves, would cost
+        several times as much."""
         room = RECORDS_PER_TURN
         for cursor in cursors:
             waiting = cursor.waiting
@@ -205,14 +208,14 @@ class Fetcher:
 
     def _restart(self, buffer: PartitionBuffer, replaced_from: Position) -> PartitionBuffer:
         """Replace the buffer of a partition that has another log from `replaced_from` on; returns
-        the new buffer, which begins there. If that is the partition's beginning, all cursors are
-        restarted. Else only the cursors beyond that position are; the others, and those that may
-        come from another log (`PartitionBuffer.unproven`), keep their positions and are placed
-        anew."""
+        the new buffer, which begins there. Cursors above `replaced_from` are restarted (all
+        cursors, if it is the partition's beginning). Cursors up to it keep their offsets, and are
+        placed in a buffer anew. So are cursors that may belong to another log than this buffer
+        (`PartitionBuffer.unproven`)."""
         number, start = buffer.number, max(0, replaced_from.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})
-            self._beginning[number] = replaced_from
+            self._added_starts[number] = replaced_from
         new_buffer = self.buffers[number] = PartitionBuffer(number, start, replaced_from.epoch)
         for cursor in list(buffer.cursors):
             epoch = cursor.owner.position_of(cursor).epoch
@@ -232,8 +235,8 @@ class Fetcher:
     # Demand
 
     def _trim(self) -> None:
-        """Forget the records that all groups have taken, except spare ones (`FetchLimits.spare`);
-        keep no spare ones while the buffers take more than half of their bytes."""
+        """Forget the records that all groups have taken, except spare ones (`FetchLimits.spare`).
+        While the buffers take more than half of their bytes, forget the spare ones, too."""
         limits = self._limits
         spare = limits.spare // max(1, len(self.buffers))
         if self.size > limits.size // 2:
@@ -266,31 +269,26 @@ class Fetcher:
                 self._trim()
                 for buffer in self._full_buffers(active):
                     self._evict_slow(buffer)
-                if not self._make_room(active):
+                self._trim()
+                if self._full_buffers(active):
                     await self._wait_for_change(limits.pause_after)
             elif not await self._wait_for_change(limits.pause_after):
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
         """Return which of the buffers `active` may get no more records until their slowest groups
-        have taken some: each buffer with as many records as allowed or, if there is none and the
-        bytes of all buffers are too many, the largest buffer."""
+        have taken some. These are the buffers that hold as many records as allowed. If there is
+        none, but all buffers together hold too many bytes, it is the largest one."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.is_ahead_by(limits.records)]
         if not full_buffers and self.size >= limits.size:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers
 
-    def _make_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Forget the records that all groups have taken; returns whether no buffer of `active` is
-        full after that."""
-        self._trim()
-        return not self._full_buffers(active)
-
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer's records, the slowest first,
-        so that the others can join its new buffer; evict none if all groups lag so. In either case
-        forget, in all buffers, the records that all remaining groups have taken."""
+        """Evict the groups that lag by more than half of the buffer's records, the slowest first:
+        it may get a new buffer, which the next ones can join. If all groups lag so, evict none.
+        In either case forget, in all buffers, the records that all remaining groups have taken."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]
@@ -309,25 +307,28 @@ class Fetcher:
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
         """Pause the partitions of the buffers `active` whose records no group takes, so that the
-        others are read."""
-        share = self._share_of_ahead(len(active))
-        stuck_buffers = [buffer for buffer in active if buffer.untaken >= share]
+        other partitions are read."""
+        max_untaken = self._max_untaken_per_partition(len(active))
+        stuck_buffers = [buffer for buffer in active if buffer.untaken >= max_untaken]
         for buffer in stuck_buffers:
             buffer.paused = True
-        # The consumer doesn't know the partitions in `_beginning` yet.
-        stuck_partitions = {buffer.number for buffer in stuck_buffers} - self._beginning.keys()
+        # The consumer doesn't know the partitions in `_added_starts` yet.
+        stuck_partitions = {buffer.number for buffer in stuck_buffers} - self._added_starts.keys()
         if stuck_partitions:
             self._source.pause(stuck_partitions)
 
-    def _share_of_ahead(self, partitions: int) -> int:
-        """Return how many untaken records each of `partitions` partitions may hold; at least 1."""
+    def _max_untaken_per_partition(self, partitions: int) -> int:
+        """Return how many records that no group has taken each partition may hold, if there are
+        `partitions` partitions; at least 1."""
         return max(1, self._limits.ahead // max(1, partitions))
 
     def _resume(self) -> None:
-        """Resume the paused partitions whose untaken records are fewer than their share."""
-        share = self._share_of_ahead(len(self.buffers))
+        """Resume the paused partitions whose groups have taken enough records."""
+        max_untaken = self._max_untaken_per_partition(len(self.buffers))
         resumed_buffers = [
-            buffer for buffer in self.buffers.values() if buffer.paused and buffer.untaken < share
+            buffer
+            for buffer in self.buffers.values()
+            if buffer.paused and buffer.untaken < max_untaken
         ]
         for buffer in resumed_buffers:
             buffer.paused = False

@@ -45,7 +45,7 @@ class GroupCommits:
     ) -> None:
         """Begin without partitions. `offsets` reads and makes the commits of `group` on `topic`.
         `cursors` are the reader's, by assigned partition. `enqueue` makes the topic call
-        `begin` soon; `fail` ends the reader if its group has members of its own."""
+        `start_commit` soon; `fail` ends the reader if its group has members of its own."""
         self.committed: dict[int, int] = {}
         """By partition: the offset that Kafka has confirmed last. Has the partitions that are
         assigned, or were when the reader closed."""
@@ -86,7 +86,7 @@ class GroupCommits:
     def assign(
         self, number: int, commit: Commit | None, present_mark: str, asked_at: float
     ) -> None:
-        """Note that a partition is assigned, with the group's commit (None: nothing committed).
+        """Record a partition that was just assigned, and the group's commit there (None: none).
 
         `present_mark`: the start of the present topic's id. Empty: it isn't known yet. The commit's
         mark is then compared later, with an id that is requested no earlier than the commit was, at
@@ -103,8 +103,9 @@ class GroupCommits:
 
     def restart(self, number: int, replaced_from: Position) -> Position:
         """Drop the commits of a partition that has another log from `replaced_from` on. Returns
-        where to read it again: there, or at the first offset that the drain hasn't settled if that
-        is lower. If that offset isn't known, returns `BEGINNING`, which has no leader epoch."""
+        where to read it again: at `replaced_from` or, if that is lower, at the first offset that
+        the drain hasn't settled. If one of the two isn't known: at `BEGINNING`, without a leader
+        epoch."""
         offset = min(replaced_from.offset, self._settled.get(number, BEGINNING))
         start = Position(BEGINNING) if offset < 0 else Position(offset, replaced_from.epoch)
         self._to_commit.pop(number, None)
@@ -141,18 +142,19 @@ class GroupCommits:
 
     # Leader epochs
 
-    def note_epochs(self, numbers: Collection[int]) -> dict[int, int]:
-        """Note the leader epochs of the last records read (`note_epoch`), and return the epoch to
-        commit for each partition: the noted epoch, or that of the log's end at the assignment
-        (`_end_epochs`) if that is higher."""
+    def update_epochs(self, numbers: Collection[int]) -> dict[int, int]:
+        """Update the leader epochs of these partitions (`epochs`), and return the epoch to commit
+        for each. It is the higher one of two: that of the last record read, and that of the log's
+        end at the assignment (`_end_epochs`)."""
         return {
-            number: max(self.note_epoch(number), self._end_epochs.get(number, NO_EPOCH))
+            number: max(self.update_epoch(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers
         }
 
-    def note_epoch(self, number: int) -> int:
-        """Note and return the leader epoch of the last record read of a partition; `NO_EPOCH` if it
-        isn't known. A consumer that resumes with too low an epoch would report lost data."""
+    def update_epoch(self, number: int) -> int:
+        """Update a partition's leader epoch (`epochs`) to that of the last record read, and return
+        it; `NO_EPOCH` if it isn't known. A consumer that resumes with too low an epoch would report
+        lost data."""
         epoch, cursor = self.epochs.get(number, NO_EPOCH), self._cursors.get(number)
         buffer = None if cursor is None else cursor.buffer
         if buffer is not None and cursor not in buffer.unproven:
@@ -182,7 +184,7 @@ class GroupCommits:
         """The commits that may be made now; none while another commit is under way."""
         return self._to_commit if self._committing is None else {}
 
-    def begin(self) -> None:
+    def start_commit(self) -> None:
         """Start to make the stored commits, without waiting for Kafka."""
         commits, self._to_commit = self._to_commit, {}
         self._restarted.clear()
@@ -192,7 +194,7 @@ class GroupCommits:
         """Make one commit. If it fails, store its offsets for the next commit. If Kafka refuses it
         because the group has members of its own, fail the reader."""
         try:
-            await self._commit(commits, self.note_epochs(commits))
+            await self._commit(commits, self.update_epochs(commits))
         except GroupHasMembers as error:
             self._fail(error)
         except LogError as error:

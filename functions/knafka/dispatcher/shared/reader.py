@@ -58,12 +58,12 @@ class ReaderTopic(Protocol):
         """Remove a cursor from its buffer."""
         ...
 
-    def note_taken(self, cursor: Cursor) -> None:
-        """Note that a cursor has taken records."""
+    def wake_fetcher(self, cursor: Cursor) -> None:
+        """Wake the fetcher from which a cursor reads, as the cursor has taken records."""
         ...
 
     def enqueue_commit(self, reader: GroupReader) -> None:
-        """Call the reader's `begin_commit` soon."""
+        """Call the reader's `start_commit` soon."""
         ...
 
     def enqueue_check(self, reader: GroupReader) -> None:
@@ -122,10 +122,9 @@ class GroupReader:
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return at most `limit` next records, waiting up to `timeout` seconds for the first.
-        While this waits, a `Selective` drain gets new records by its `take` instead, so the result
-        may be empty although records came. It is empty, too, if none came before the timeout
-        or an `interrupt`.
+        """Return at most `limit` next records, waiting up to `timeout` seconds for the first; none
+        if none came before the timeout or an `interrupt`. While this waits, a `Selective` drain
+        gets new records by its `take` instead: then the result may be empty although records came.
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._handed_over_count = {}, 0
@@ -199,7 +198,7 @@ class GroupReader:
                 self.ends = {**self.ends, number: end}
             if not cursor.is_selective:
                 buffer.make_selective(cursor)
-            self._topic.note_taken(cursor)
+            self._topic.wake_fetcher(cursor)
         return records
 
     def notify(self, number: int, has_records: bool) -> int:
@@ -215,8 +214,8 @@ class GroupReader:
 
     def hand_over(self, cursor: Cursor) -> int:
         """Hand new records for this cursor over to the drain if it waits in `read`; returns how
-        many it took. The fetcher calls this between reads: in the usual case it costs less than
-        `notify`, which it calls in all other cases."""
+        many it took. The fetcher calls this between reads. The usual case is handled here, as that
+        costs less; `notify` handles all others."""
         drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
         room = RECORDS_PER_READ - self._handed_over_count
         if (
@@ -329,21 +328,22 @@ class GroupReader:
 
     def start_reading(self, number: int, committed: Commit | None) -> None:
         """Start to read an assigned partition from the offset of `committed`; None: from its
-        beginning. Apart from `assign_partitions`, so that the topic can start all groups in the
-        order of their offsets. Does nothing if the partition was revoked meanwhile."""
+        beginning. This is a step of its own, after `assign_partitions`, so that the topic can start
+        all groups in the order of their offsets. Does nothing if the partition was revoked
+        meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._commits.epochs[number]))
 
     def position_of(self, cursor: Cursor) -> Position:
         """Return the cursor's next offset with its leader epoch."""
-        return Position(cursor.offset, self._commits.note_epoch(cursor.number))
+        return Position(cursor.offset, self._commits.update_epoch(cursor.number))
 
     def restart(self, cursor: Cursor, replaced_from: Position) -> None:
-        """Prepare to read again a partition that has another log from `replaced_from` on: move the
-        cursor there or, if that is lower, to the first offset that the drain hasn't settled. Drop
-        the commits that are not made yet, and assign the partition to the drain anew. The caller
-        then places the cursor."""
+        """Prepare to read again a partition that has another log from `replaced_from` on. The
+        cursor moves there or, if that is lower, to the first offset that the drain hasn't settled.
+        Commits that are not made yet are dropped, and the drain gets the partition anew. The caller
+        then places the cursor in a buffer."""
         number = cursor.number
         self._forget_news(number)
         start = self._commits.restart(number, replaced_from)
@@ -377,7 +377,9 @@ class GroupReader:
         """Check the marks of partitions, as the topic's id is known now: partitions that began at a
         commit of an earlier topic are read from their beginning."""
         if self.is_closing:
-            return  # the last commits keep their marks
+            # Too late to read partitions anew. The last commits get the marks of the commits at
+            # which their partitions began, so the next owner checks them.
+            return
         for number in self._commits.pop_partitions_of_another_topic():
             cursor = self.cursors[number]
             self._topic.leave(cursor)
@@ -390,7 +392,7 @@ class GroupReader:
         owned = sorted(self.cursors.keys() & set(numbers))
         if not owned:
             return
-        epochs = self._commits.note_epochs(owned)
+        epochs = self._commits.update_epochs(owned)
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
@@ -431,9 +433,9 @@ class GroupReader:
         """The commits that may be made now; none while another commit is under way."""
         return self._commits.to_commit
 
-    def begin_commit(self) -> None:
+    def start_commit(self) -> None:
         """Start to make the stored commits, without waiting for Kafka."""
-        self._commits.begin()
+        self._commits.start_commit()
 
     # Closing
 
@@ -447,7 +449,7 @@ class GroupReader:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.cursors:
-                    self._commits.note_epochs(self.cursors)  # before buffers are left
+                    self._commits.update_epochs(self.cursors)  # before buffers are left
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
                     revoking = self._assignment.on_revoked(sorted(self.cursors))

@@ -97,15 +97,17 @@ class SharedParser:
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
         """Return the record's event, parsed once for all drains; `headers` isn't used, as the
-        record keeps its headers. Raises as `envelope_of`."""
+        record keeps its headers. Raises `InvalidEvent`, or confluent-kafka's error if the headers
+        can't be read."""
         return envelope_of(cast(SharedRecord, record))
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
         partition: int | None,
     ) -> tuple[bytes, bytes]:  # fmt: skip
-        """Return the record's request as `intake.encode_request` does. It is encoded once for each
-        `format_`, `prefix` and `partition`, for all drains with the same ones."""
+        """Return the header lines and the body of the request that delivers the record's event
+        (`intake.encode_request` has the parameters). The request is encoded once for all drains
+        with the same `format_`, `prefix` and `partition`."""
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, partition))
         if encoded is None:

@@ -138,8 +138,8 @@ class ServedShard:
         await stream(self._lease, request, caller, send, make_line_reducer(), self._news)
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request (`refusal`), which shows that it is being
-        replaced: if it drains without requests, it waits longer before the next drain."""
+        """Learn that this process has refused a request (`refusal`), which shows that it is being
+        replaced. If it drains without requests, it then waits longer before the next drain."""
         self._lease.note_refusal()
 
     def detach(self) -> None:

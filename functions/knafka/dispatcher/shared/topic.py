@@ -158,7 +158,7 @@ class SharedTopic:
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)
         confirmed_at = loop.time()
-        if committing_readers and not await member.confirm(_highest_positions(committing_readers)):
+        if committing_readers and not await member.confirm(_highest_offsets(committing_readers)):
             committing_readers = []
         batch_starts = range(0, len(committing_readers), CONCURRENT_COMMITS)
         serving = asyncio.ensure_future(member.serve(COMMIT_ROUND_SECONDS))
@@ -168,7 +168,7 @@ class SharedTopic:
                     for reader in committing_readers[start : start + CONCURRENT_COMMITS]:
                         self._committing_readers.pop(reader, None)
                         if reader.to_commit:  # else its commits were dropped meanwhile
-                            reader.begin_commit()
+                            reader.start_commit()
                 if start != batch_starts[-1]:
                     await asyncio.sleep(COMMIT_ROUND_SECONDS / len(batch_starts))
             await serving
@@ -214,8 +214,8 @@ class SharedTopic:
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
         """Start readers in these partitions at their groups' committed offsets, or at the beginning
-        if the offsets are those of an earlier topic with this name. If the topic's id isn't known
-        in time, the readers check that later (`check_topic`)."""
+        if a commit was made on an earlier topic of this name. If the topic's id isn't known in
+        time, the readers check later on which topic (`check_topic`)."""
         if not readers:
             return
         asked_at = time.monotonic()
@@ -255,8 +255,8 @@ class SharedTopic:
                 reader.start_reading(number, commit)
 
     async def _read_mark(self) -> str:
-        """Return the start of the topic's present id, which marks its commits; empty if Kafka
-        doesn't answer within `GROUP_COMMITS_TIMEOUT` seconds."""
+        """Return the mark of commits on the present topic, the first characters of Kafka's id of
+        the topic; empty if Kafka doesn't answer within `GROUP_COMMITS_TIMEOUT` seconds."""
         with suppress(LogError, TimeoutError):
             async with asyncio.timeout(GROUP_COMMITS_TIMEOUT):
                 return await self._offsets.present_topic(self.name)
@@ -270,8 +270,8 @@ class SharedTopic:
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
         """Add a cursor to a buffer near its position, of any fetcher but `avoid` (None: of any). If
-        there is none, make a new buffer in a fetcher that doesn't read this partition yet, or in a
-        new fetcher: its consumer asks Kafka whether the position belongs to the present log."""
+        there is none, add a buffer to a fetcher that doesn't read this partition yet, or to a new
+        one. Its consumer then learns from Kafka if the position belongs to an earlier log."""
         number = cursor.number
         other_fetchers = [fetcher for fetcher in self.fetchers if fetcher is not avoid]
         for fetcher in other_fetchers:
@@ -307,26 +307,26 @@ class SharedTopic:
                     fetcher.drop(cursor.number)
                 fetcher.changed.set()
 
-    def note_taken(self, cursor: Cursor) -> None:
-        """Wake the fetcher of the cursor, which has taken records."""
+    def wake_fetcher(self, cursor: Cursor) -> None:
+        """Wake the fetcher from which the cursor reads, as the cursor has taken records."""
         for fetcher in self.fetchers:
             if fetcher.buffers.get(cursor.number) is cursor.buffer:
                 fetcher.changed.set()
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
-        """Move a cursor from this fetcher, whose buffer can't serve it, to another one; a paused
-        cursor is only placed when it is resumed."""
+        """Move a cursor from this fetcher, whose buffer can't serve it, to another one. A paused
+        cursor is only removed here; it is placed when it is resumed."""
         assert cursor.buffer is not None
         epoch = cursor.owner.position_of(cursor).epoch
         cursor.buffer.leave(cursor)
-        log.info("%s goes on alone in partition %d", cursor.owner.group, cursor.number)
+        log.info("%s moves to another fetcher in partition %d", cursor.owner.group, cursor.number)
         if not cursor.paused:
             self._place(cursor, Position(cursor.offset, epoch), fetcher)
 
     def restart_unplaced(self, number: int, replaced_from: Position) -> None:
-        """Restart the cursors of the partition `number` that are in no buffer, such as paused ones:
-        they would not notice that the partition has another log from `replaced_from` on, and would
-        skip records below their old offsets. Drop the commits of readers that are closing."""
+        """Restart the cursors of the partition `number` that are in no buffer, such as paused ones.
+        Else they would not notice that the partition has another log from `replaced_from` on, and
+        skip its records below their old offsets. Drop the commits of readers that are closing."""
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)
             if cursor is None or cursor.buffer is not None:
@@ -390,10 +390,11 @@ def _usable_commit(present_mark: str, commit: Commit | None) -> Commit | None:
     return None if commit is None or is_of_another_topic(commit.topic, present_mark) else commit
 
 
-def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:
-    """Return, by partition, the highest offset that one of the readers has to commit."""
-    positions: dict[int, int] = {}
+def _highest_offsets(readers: Iterable[GroupReader]) -> dict[int, int]:
+    """Return, by partition, the highest offset that any reader has to commit: these are what the
+    member commits to confirm its membership."""
+    offsets: dict[int, int] = {}
     for reader in readers:
         for number, commit in reader.to_commit.items():
-            positions[number] = max(commit.offset, positions.get(number, 0))
-    return positions
+            offsets[number] = max(commit.offset, offsets.get(number, 0))
+    return offsets

@@ -89,9 +89,12 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
 
 def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
     """Return the offset at which a partition's log was cut, with the leader epoch that ends there;
-    below that offset, the log is still the one that was read. None: the offset isn't known, or the
-    log has no later leader epoch, so its topic was created anew instead. `message` reports an error
-    of `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
+    below that offset, the log is still the one that was read. `message` reports an error of
+    `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds.
+
+    Returns None if the text of librdkafka's error doesn't name the offset, or if Kafka doesn't say
+    in time which leader epoch the log ends in. Also None if that is no later epoch: then no
+    election has cut the log, but its topic was created anew."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None

@@ -160,7 +160,7 @@ class BrokerDeadLetters:
                         self._last_complete_read = self._reads_begun
                         break
                     for letter in letters:
-                        self._note_letter(letter)
+                        self._remember_record_of(letter)
             except asyncio.CancelledError:
                 self._read_since = None  # the letters of this read are lost: read them again
                 raise
@@ -184,7 +184,7 @@ class BrokerDeadLetters:
         without_value = identity._replace(value_hash=None)
         return self._known.get(identity, False) or self._known.get(without_value, False)
 
-    def _note_letter(self, letter: Record) -> None:
+    def _remember_record_of(self, letter: Record) -> None:
         """Remember the record that is named in a dead letter's headers."""
         # Anybody with the right to write to the topic can forge these headers.
         with suppress(InvalidEvent):

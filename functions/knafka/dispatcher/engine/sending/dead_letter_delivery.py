@@ -67,7 +67,7 @@ class DeadLetterDelivery:
         self._logged_until = 0.0
         """Unix time until which no further dead letter is logged."""
 
-    def begin(self, event: PendingEvent, outcome: Outcome, body: bytes) -> Retry:
+    def make_dead_letter(self, event: PendingEvent, outcome: Outcome, body: bytes) -> Retry:
         """Make a dead letter of an event whose delivery has failed for good with this outcome;
         `body` explains the outcome. Returns the `Retry` of the first attempt to deliver it: now."""
         event.drop_reply()
@@ -122,7 +122,7 @@ class DeadLetterDelivery:
             return Retry(NO_TOKEN_DELAY)
         decision = decide(outcome, event.tries, self._egress.delivery)
         if isinstance(decision, Done):
-            self._note_delivered(event, self._sink.url)
+            self._count_dead_letter(event, self._sink.url)
             return decision
         self._counts.count_failure(outcome)
         event.tries += 1
@@ -172,7 +172,7 @@ class DeadLetterDelivery:
             error = await write(stub_of(draft))
         if error is not None:
             return self._retry_write(event, topic, error)
-        self._note_delivered(event, topic.name)
+        self._count_dead_letter(event, topic.name)
         return Done()
 
     def _retry_write(self, event: PendingEvent, topic: DeadLetterTopic, error: LogError) -> Retry:
@@ -268,7 +268,7 @@ class DeadLetterDelivery:
             without_event = replace(failure, reason=Reason.UNDECODABLE)
             return dead_letter_of([], record.value(), without_event, origin)
 
-    def _note_delivered(self, event: PendingEvent, destination: str) -> None:
+    def _count_dead_letter(self, event: PendingEvent, destination: str) -> None:
         """Count a dead letter that the sink or topic `destination` has taken. Log at most one of
         them in `REPEAT_INTERVAL`."""
         failed_outcome = event.failed

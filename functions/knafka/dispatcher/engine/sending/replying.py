@@ -89,9 +89,9 @@ class _RetriedReplies(ABC):
             reply, ttl = count_reply(event.headers, event.record.value(), reply)
             # `FIRST_TTL - ttl` replies in a row, each to the one before, have led to this one.
             if ttl <= FIRST_TTL - DEEP:
-                self._note_deep_reply(FIRST_TTL - ttl)
+                self._report_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
-            self._note_deep_reply(FIRST_TTL)
+            self._report_deep_reply(FIRST_TTL)
             explanation = str(error).encode()
             return Outcome(response.status, self.failure_reason, permanent=True), explanation
         except InvalidEvent as error:
@@ -115,7 +115,7 @@ class _RetriedReplies(ABC):
         self._events.replied += 1
         return Outcome(event.reply.status), event.reply.body
 
-    def _note_deep_reply(self, replies: int) -> None:
+    def _report_deep_reply(self, replies: int) -> None:
         """Log that replies seem to go in a loop. `replies` is the length of this chain of replies
         that answer one another; the counts keep that of the longest."""
         counts = self._counts

@@ -147,7 +147,7 @@ class Sender:
         if isinstance(decision, Retry):
             self._events.retried += 1
             return decision
-        return self._dead_letters.begin(event, outcome, body)
+        return self._dead_letters.make_dead_letter(event, outcome, body)
 
     async def _post(
         self, target: Target, event: PendingEvent, wants_reply: bool = True
@@ -229,7 +229,8 @@ class Sender:
             log.warning("a dead letter, from %s, partition %d, offset %d: %s", *position, problem)
         else:
             log.error(
-                "an event of %s, partition %d, offset %d, is given up for an error of our own",
+                "an event of %s, partition %d, offset %d, is dead-lettered because of a bug of "
+                "ours",
                 *position,
                 exc_info=error,
             )
