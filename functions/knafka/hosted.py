@@ -42,8 +42,8 @@ class Hosted:
         """The stop of the function, set by `stop`."""
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the function in the background. Called on the event loop by func, or else by the
-        first request (`handle`)."""
+        """Start the function in the background, and install the handler of SIGTERM that ends it.
+        Called on the event loop by func, or else by the first request (`handle`)."""
         self._starting = asyncio.create_task(self._start(environment))
         self._handle_sigterm()
 

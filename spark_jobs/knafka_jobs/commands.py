@@ -63,13 +63,14 @@ def run(arguments: Namespace, progress: Progress) -> Answer:
         arguments.engine = EngineName.SPARK  # `_run_report` needn't try without Spark again
     spark = session.start_session(arguments.command)
     try:
-        return run_in(spark, arguments, progress)
+        return run_in_session(spark, arguments, progress)
     finally:
         spark.stop()
 
 
-def run_in(spark: SparkSession, arguments: Namespace, progress: Progress) -> Answer:
-    """Run the command `arguments.command` in a session that the caller ends; return its answer.
+def run_in_session(spark: SparkSession, arguments: Namespace, progress: Progress) -> Answer:
+    """Run the command `arguments.command` in a Spark session that the caller ends; return its
+    answer.
 
     Raises `KnafkaError`.
     """

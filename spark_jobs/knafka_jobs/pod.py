@@ -163,19 +163,20 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[
     kafka = commands.connect(arguments)
     spark = session.start_session(arguments.command)
     try:
-        return run_in(spark, kafka, arguments, progress)
+        return compact_and_run(spark, kafka, arguments, progress)
     finally:
         spark.stop()
 
 
-def run_in(
+def compact_and_run(
     spark: SparkSession,
     kafka: KafkaClient,
     arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Compact, then run the command `archive`, `replay` or `purge` of `arguments`, in a session
-    that the caller ends; return its answer.
+    """Copy new dead letters into the tables, and commit that for `--group`; then run the command
+    `archive`, `replay` or `purge` of `arguments`. All is done in a session that the caller ends.
+    Returns the answer of both.
 
     Raises `KnafkaError`.
     """
@@ -193,19 +194,21 @@ def run_in(
         )
         parsed.ids = tuple(ids) or None  # no option sets the ids
         parsed.is_alone = True  # the operator's Lease keeps other replays away
-        return commands.run_in(spark, parsed, progress)
+        return commands.run_in_session(spark, parsed, progress)
 
     keep_hours = f"--keep-hours={arguments.keep_hours}"
     answer = run_command("compact", *_kafka_options(arguments), keep_hours)
-    # Only the dead letters up to these ends are in the tables; later ones wait for another run.
+    # Commits the topics' ends that were read before the compaction: all dead letters below them are
+    # in the tables now. Later ones may be, too; another run commits them.
     kafka.commit(arguments.group, topics)
-    match arguments.command:
-        case "archive":
-            answer |= _purge_and_report(arguments, started, spark, run_command)
-            if arguments.report and arguments.archive:
-                answer["report"] |= _publish_report(arguments, kafka, topics, progress)
-            return answer
-        case "replay" if (sent := commands.sent_event_count(spark, arguments)) is not None:
+    if arguments.command == "archive":
+        answer |= _purge_and_report(arguments, started, spark, run_command)
+        if arguments.report and arguments.archive:
+            answer["report"] |= _publish_report(arguments, kafka, topics, progress)
+        return answer
+    if arguments.command == "replay":
+        sent = commands.sent_event_count(spark, arguments)
+        if sent is not None:
             # An earlier run finished the replay and was killed before it could report that.
             return answer | {"replay": arguments.replay_id, "sent": sent}
     return answer | _run_operation(arguments, run_command)

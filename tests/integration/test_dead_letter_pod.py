@@ -42,7 +42,7 @@ class Pod:
     def run(self, command: str, *words: str, **select: Any) -> dict[str, Any]:
         words = (*self._words, f"--select={json.dumps(select)}", *words)
         given = pod._pod_parser().parse_args([command, *words])
-        return pod.run_in(self._spark, self._client, given, self._say)
+        return pod.compact_and_run(self._spark, self._client, given, self._say)
 
     def _say(self, line: str) -> None:
         if self.killed_at and self.killed_at in line:

@@ -50,7 +50,7 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
     dead.add("mail", 1)
     dead.flush()
     for _ in range(2):
-        found = pod.run_in(spark, client, given, lambda _: None)["report"]
+        found = pod.compact_and_run(spark, client, given, lambda _: None)["report"]
         assert found.keys() >= {"report", "notAnnounced"}, "nobody is there, and it is made"
         assert "notServed" not in found
         value = asyncio.run(ReportTopics().read_last(reached, "main", kept))

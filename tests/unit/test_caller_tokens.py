@@ -55,22 +55,22 @@ def bearer(token: str, scheme: str = "Bearer") -> list[tuple[bytes, bytes]]:
 
 def test_a_token_opens_one_function() -> None:
     callers = Callers.parse(KNOWS)
-    assert callers.accept(TOKEN)
-    assert not callers.accept(token_of(NEW, URL.replace("shop", "other")))
-    assert not callers.accept(token_of(OLD, URL))
+    assert callers.accepts(TOKEN)
+    assert not callers.accepts(token_of(NEW, URL.replace("shop", "other")))
+    assert not callers.accepts(token_of(OLD, URL))
     assert TOKEN not in KNOWS
 
 
 def test_during_a_rotation_a_function_accepts_both() -> None:
     callers = Callers.parse(BOTH.verifiers(URL))
-    assert [callers.accept(each) for each in BOTH.bearers(URL)] == [True, True]
+    assert [callers.accepts(each) for each in BOTH.bearers(URL)] == [True, True]
     assert BOTH.bearers(URL)[0] == TOKEN, "the newest first"
 
 
 def test_without_verifiers_everybody_is_answered() -> None:
-    assert Callers.parse("").accept("")
+    assert Callers.parse("").accepts("")
     assert FunctionTokens().verifiers(URL) == ""
-    assert not Callers.parse(KNOWS).accept("")
+    assert not Callers.parse(KNOWS).accepts("")
 
 
 def test_each_verifier_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +82,8 @@ def test_each_verifier_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     callers = Callers.parse(BOTH.verifiers(URL))
-    assert callers.accept(TOKEN)
-    assert not callers.accept("another")
+    assert callers.accepts(TOKEN)
+    assert not callers.accepts("another")
     assert len(compared) == 4, "a match ends nothing early"
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_verifier_ends_the_start_of_a_function(text: str) -> None:
 )
 def test_a_token_is_read_from_one_short_header(headers: Headers, token: str) -> None:
     assert bearer_of(headers) == token
-    assert not Callers.parse(KNOWS).accept(token)
+    assert not Callers.parse(KNOWS).accepts(token)
 
 
 # Functions

@@ -19,6 +19,7 @@ from knafka.core.events import json_format
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.core.names import replay_topic
+from knafka_client.declared import triggers
 from knafka_client.declared.manifests import DeclaredObjects, Manifests
 from knafka_client.state.installation import RunningState
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
@@ -105,6 +106,24 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
     assert (first.filters, first.subscriber) == ("type=order", "http://mail.test/")
     assert (first.lag, first.delivered, first.dead_lettered) == (None, 7, 2)
     assert (second.filters, second.broker) == ("", "shop"), "it isn't declared any more"
+
+
+@pytest.mark.parametrize(
+    ("filters", "text"),
+    [
+        ([{"exact": {"a": "1", "b": "2"}}, {"suffix": {"c": "3"}}], "a=1 and b=2 and c=*3"),
+        ([{"not": {"exact": {"a": "1"}}}], "not a=1"),
+        ([{"not": {"exact": {"a": "1", "b": "2"}}}], "not (a=1 and b=2)"),
+        ([{"not": {"any": [{"prefix": {"a": "1"}}, {"exact": {"b": "2"}}]}}], "not (a=1* or b=2)"),
+        ([{"cesql": "a = 1 OR b = 2"}], "a = 1 OR b = 2"),
+        ([{"not": {"cesql": "a = 1 OR b = 2"}}], "not (a = 1 OR b = 2)"),
+        ([{"exact": {"c": "3"}}, {"cesql": "a = 1 OR b = 2"}], "c=3 and (a = 1 OR b = 2)"),
+    ],
+)
+def test_a_line_of_filters_has_parentheses_where_it_would_be_misread(
+    filters: list[dict[str, object]], text: str
+) -> None:
+    assert triggers.filters_text(trigger("mail", filters=filters)) == text
 
 
 def test_channels_and_subscriptions_are_beside_brokers_and_triggers_of_their_names() -> None:

@@ -144,7 +144,7 @@ async def test_every_function_knows_its_operator_by_a_token_of_its_own(followed:
     assert [len(each) for each in found] == [1, 1, 1]
     assert len({each[0] for each in found}) == 3
     (bearer,) = followed.settings.tokens.bearers(world.operator.states.urls[f"{SHOP}/mail"])
-    assert Callers(found[0]).accept(bearer), "the scaler calls it at the same URL"
+    assert Callers(found[0]).accepts(bearer), "the scaler calls it at the same URL"
 
 
 async def test_a_rotation_has_all_functions_roll_in_turn_and_accept_both(

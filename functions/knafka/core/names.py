@@ -107,8 +107,9 @@ def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
 
 
 def channel_topic(namespace: str, channel: str) -> str:
-    """Return the topic of a KafkaChannel by upstream's default template. Namespaces have no dots,
-    so no two channels share a topic."""
+    """Return the topic of a KafkaChannel: its name by upstream's default template or, where Kafka
+    allows no name of that length, a shorter one that ends in a digest. Namespaces have no dots, so
+    no two channels share a topic."""
     name = f"{CHANNELS}{namespace}.{channel}"
     return name if len(name) <= MAX_LENGTH else _distinct_name(CHANNELS, namespace, channel)
 

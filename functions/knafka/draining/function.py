@@ -200,7 +200,7 @@ class DrainingFunction:
         if path == drain_protocol.PATH:
             if method != "POST":
                 await answer(send, 405, b"drain with POST\n")
-            elif self._callers.accept(bearer := bearer_of(scope["headers"])):
+            elif self._callers.accepts(bearer := bearer_of(scope["headers"])):
                 await self._handle_drain(bearer, receive, send)
             else:
                 await refuse_caller(send)
@@ -211,7 +211,7 @@ class DrainingFunction:
             ready, reason = self.ready()
             await answer(send, 200 if ready else 503, f"{reason}\n".encode())
         elif method == "GET" and path == METRICS_PATH:
-            if not self._scrapers.accept(bearer_of(scope["headers"])):
+            if not self._scrapers.accepts(bearer_of(scope["headers"])):
                 await refuse_caller(send, NO_SCRAPER)
                 return
             # Metrics are collected here but formatted in a thread: for a shard's many Egresses,

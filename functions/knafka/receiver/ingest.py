@@ -161,7 +161,7 @@ class IngestHandler:
         exactly once, now or later. Never raises."""
         route = self.find_route(address)
         if route is None and address == METRICS_PATH and method in (b"GET", b"HEAD"):
-            if self._observers.scrapers.accept(bearer_of(headers)):
+            if self._observers.scrapers.accepts(bearer_of(headers)):
                 respond_with_metrics(self.metrics(), respond)
             else:
                 respond(answers.METRICS_REFUSED)
@@ -333,11 +333,11 @@ class IngestHandler:
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
-                if not self._observers.callers.accept(bearer_of(headers)):
+                if not self._observers.callers.accepts(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.json_document(self._contract_document(self._contract))
             if path == EVENT_TYPES and self._types is not None:
-                if not self._observers.callers.accept(bearer_of(headers)):
+                if not self._observers.callers.accepts(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.json_document(self._types.next_answer())
         answer = self._answer_not_served(path)

@@ -61,7 +61,7 @@ class SensorDrain:
         self._stopping = False
         """Whether `stop` was called, or `run` has ended."""
         self._reported = SensorCounts()
-        """The counts that earlier requests have reported."""
+        """The counts that ended requests of the operator have reported."""
         self._active_at = time.monotonic()
         """When the drain began or last handled something, on `time.monotonic`'s clock."""
         self._holding: Holding | None = None
@@ -79,21 +79,23 @@ class SensorDrain:
         self._stopping = True
 
     def reset_reported_counts(self) -> None:
-        """Let the counts of `progress` begin at 0 again, as the request that has ended has reported
-        them."""
+        """Let the counts of `progress` begin at 0 again, as the operator's request that has ended
+        has reported them."""
         if self.processor is not None:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the report of held events if no
-        earlier call has returned it. `ended` says how the drain ended (None: it goes on), and
-        `error` why it failed (None: it didn't fail)."""
+        """Return the drain's counts since the operator's last request ended
+        (`reset_reported_counts`), and the latest report of held events, which only one call
+        returns. `ended` says how the drain ended (None: it goes on), and `error` why it failed
+        (None: it didn't fail)."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         counts, reported = self.processor.counts, self._reported
         holding, self._holding = self._holding, None
         return DrainProgress(
             read=counts.read - reported.read,
+            # A Sensor delivers by firing its triggers.
             delivered=counts.fired.total() - reported.fired.total(),
             dead_lettered=counts.dead_letters.total() - reported.dead_letters.total(),
             dead_letters=dict(counts.dead_letters - reported.dead_letters),

@@ -3,6 +3,10 @@
 `cluster_targets.on_cluster` runs a public function with a `target` in place of the command of the
 same name. `target` holds the options that choose a cluster, `job_options` those of the Spark job,
 and `local_options` the command's others, most of which only apply to this machine and are refused.
+
+A failure is one event that failed at one Trigger, with all its dead letters there. Commands select
+failures; the option `where` (a predicate in SQL) is refused, as `spec.select` of a DeadLetterReplay
+or DeadLetterPurge has no such field.
 """
 
 from __future__ import annotations
@@ -166,8 +170,8 @@ def replay(
 
 
 def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Create a DeadLetterPurge for the selected failures, and print how many it has purged, or
-    would purge (dry run); with --no-wait, only create it."""
+    """Create a DeadLetterPurge, which deletes the selected failures from the archive's tables, and
+    print how many it has purged, or would purge (dry run); with --no-wait, only create it."""
     _refuse_local_options({**local_options, **_options_named(job_options, "where")})
     ids = None if job_options["id"] is None else [job_options["id"]]
     spec = {
@@ -297,7 +301,7 @@ def _run_archive(
 def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
     """Return `spec.select` of a DeadLetterReplay or DeadLetterPurge: the options of `job_options`
     that select failures, and the `ids` of events. Without ids, it selects events with any id."""
-    # The archive belongs to one `broker`, `ids` replace `id`, and `where` is refused.
+    # The archive belongs to one `broker`, `ids` replace `id`, and `select` has no `where`.
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}

@@ -173,7 +173,7 @@ def _errors_as_unknown(
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
     """Return the id of the event's trace and whether the trace is sampled, from the header or else
     the attribute `traceparent`; an empty id and False if neither is valid."""
-    # A header of a record may have no value (None).
+    # `passed` has the headers that are passed on with the event; one may have no value (None).
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
         if match := _match_traceparent(text):

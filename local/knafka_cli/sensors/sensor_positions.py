@@ -147,18 +147,18 @@ def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeRea
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """Yield the Sensor's position in each partition with unread records. Each partition takes at
-    most `RECORD_READ_TIMEOUT` seconds. Raises `LogError`."""
+    """Yield the Sensor's position in each partition with unread records. Reading a partition's next
+    record takes at most `RECORD_READ_TIMEOUT` seconds. Raises `LogError`."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
-        for number, (low, end) in spans.items():
+        for partition, (low, end) in spans.items():
             # A group without a commit begins at the partition's start, `low`.
-            offset, metadata = committed.get(number, (low, ""))
+            offset, metadata = committed.get(partition, (low, ""))
             if offset < end:
-                record = reader.first_record(topic, number, offset, RECORD_READ_TIMEOUT)
+                record = reader.first_record(topic, partition, offset, RECORD_READ_TIMEOUT)
                 headers = None if record is None else _read_headers(record)
-                yield SensorPosition(topic, number, offset, metadata, end, record, headers)
+                yield SensorPosition(topic, partition, offset, metadata, end, record, headers)
 
 
 def _read_headers(record: Record) -> RecordHeaders | None:

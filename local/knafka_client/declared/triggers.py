@@ -82,8 +82,11 @@ def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
 def filters_text(trigger: Trigger) -> str:
     """Return a Trigger's filters on one line: `spec.filters`, or else the attributes of
     `spec.filter`. `*` stands for an attribute whose value may be any."""
-    if trigger.spec.filters:
-        return " and ".join(map(_filter_text, trigger.spec.filters))
+    filters = trigger.spec.filters
+    if len(filters) == 1 and isinstance(filters[0], CESQL):
+        return filters[0].cesql  # needs no parentheses, as nothing stands beside it
+    if filters:
+        return " and ".join(map(_filter_text, filters))
     attributes = trigger.spec.filter.attributes
     return (
         " and ".join(f"{name}={value or '*'}" for name, value in attributes.items()) or "all events"
@@ -91,22 +94,35 @@ def filters_text(trigger: Trigger) -> str:
 
 
 def _filter_text(spec: Filter) -> str:
-    """Return one filter as text, such as `type=order* and not source=test`."""
+    """Return one filter as text, such as `(type=order* and not source=test)` for an `all`."""
     match spec:
-        case Exact(exact=pairs):
-            return " and ".join(f"{name}={value}" for name, value in pairs.items())
-        case Prefix(prefix=pairs):
-            return " and ".join(f"{name}={value}*" for name, value in pairs.items())
-        case Suffix(suffix=pairs):
-            return " and ".join(f"{name}=*{value}" for name, value in pairs.items())
+        case Exact() | Prefix() | Suffix():
+            return " and ".join(_attribute_texts(spec))
         case All(all=inner):
             return f"({' and '.join(map(_filter_text, inner))})"
         case Any_(any=inner):
             return f"({' or '.join(map(_filter_text, inner))})"
-        case Not(not_=inner_filter):
-            return f"not {_filter_text(inner_filter)}"
-        case CESQL(cesql=text):
-            return text
+        case Not(not_=Exact() | Prefix() | Suffix() as negated):
+            texts = _attribute_texts(negated)
+            return f"not {texts[0]}" if len(texts) == 1 else f"not ({' and '.join(texts)})"
+        case Not(not_=negated):
+            return f"not {_filter_text(negated)}"
+        case CESQL(cesql=expression):
+            return f"({expression})"
+        case _:
+            assert_never(spec)
+
+
+def _attribute_texts(spec: Exact | Prefix | Suffix) -> Sequence[str]:
+    """Return a text for each attribute that a filter compares, such as `type=order*` for a
+    prefix."""
+    match spec:
+        case Exact(exact=values):
+            return [f"{name}={value}" for name, value in values.items()]
+        case Prefix(prefix=values):
+            return [f"{name}={value}*" for name, value in values.items()]
+        case Suffix(suffix=values):
+            return [f"{name}=*{value}" for name, value in values.items()]
         case _:
             assert_never(spec)
 

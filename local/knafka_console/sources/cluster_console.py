@@ -318,8 +318,9 @@ class ClusterConsole:
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
-                # Only Brokers and Triggers have the version EVENTING.
-                if namespace is None and objects.version == EVENTING:
+                # Without Brokers and Triggers little is left to show, so the viewer is to name
+                # namespaces; without channels or Subscriptions, the rest is shown.
+                if namespace is None and kind in ("Broker", "Trigger"):
                     raise Forbidden(
                         f"{answer}; or name the namespaces that you may see"
                     ) from answer

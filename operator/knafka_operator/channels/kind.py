@@ -392,8 +392,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return Identity(self.settings.namespace, receiver)
 
     async def _delete_route(self, channel: Broker) -> None:
-        """Delete the channel's Ingress, if it exists; it is in the operator's namespace. Kubernetes
-        deletes the ExternalName Service with the channel, its owner. Raises `ClusterError`."""
+        """Delete the channel's route, an Ingress in the operator's namespace; do nothing if there
+        is none or it isn't the channel's. Kubernetes deletes the ExternalName Service with the
+        channel, its owner. Raises `ClusterError`."""
         location = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
         ingress = await self.cluster.get(*location)
         if ingress is not None and services.is_owned(ingress, channel):

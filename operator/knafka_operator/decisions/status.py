@@ -297,8 +297,9 @@ def is_ready(document: Mapping[str, Any]) -> bool:
 
 
 def why_not_ready(document: Mapping[str, Any]) -> str:
-    """Return reason and message of a stored object's `Ready` condition; a text for users if the
-    object has no such condition, or the condition has neither."""
+    """Return why a stored object isn't Ready, for an object of which this is known: reason and
+    message of its `Ready` condition. If it has no such condition, or the condition has no reason
+    and no message, return a text for users that says so."""
     status = document.get("status") or {}
     ready = ready_condition(status.get("conditions") or ())
     text = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))

@@ -108,8 +108,7 @@ _TRUST_VOLUME: Final[Mapping[str, Any]] = {
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
-    # Long timeouts: on a busy node a pod may answer only after 10 s, and a restart would make the
-    # node busier still.
+    # Long timeouts: pods on a busy node may need 10 s to answer, and restarts add to its load.
     "periodSeconds": 20,
     "timeoutSeconds": 20,
     "failureThreshold": 6,
@@ -129,13 +128,15 @@ def function_namespace(family: Family, owner: Identity, settings: Settings) -> s
 def one_pod_per_drain_annotations(
     min_pods: int, max_pods: int, settings: Settings
 ) -> Mapping[str, str]:
-    """Return Knative's autoscaling annotations for exactly one pod per drain, from `min_pods` to
-    `max_pods`, with no delay at scale-down."""
+    """Return Knative's autoscaling annotations by which each drain (a pod's lease to deliver, kept
+    going by one open request) has a pod of its own, with `min_pods` to `max_pods` pods in all.
+    Knative removes pods that aren't needed any more after 10 s, in place of its default minute.
+    """
     scaling = {
         "metric": "concurrency",
         "target": "1",
         "target-utilization-percentage": "100",
-        "target-burst-capacity": "-1",  # the activator knows which pod is free
+        "target-burst-capacity": "-1",  # all requests pass the activator: it knows the free pods
         "window": "10s",
         "scale-to-zero-pod-retention-period": "0s",
         "min-scale": str(min_pods),
@@ -381,8 +382,7 @@ def _digest(value: object) -> str:
 def escape_dollars(text: str) -> str:
     """Escape `$` in a container's arguments and variables, so that the process gets `text`
     unchanged. Kubernetes replaces `$(NAME)` by the value of a variable: without the escape, users
-    whose texts become arguments could read the container's credentials.
-    """
+    whose texts become arguments could read the container's credentials."""
     return text.replace("$", "$$")
 
 

@@ -59,7 +59,7 @@ class Maxima:
 
     def check_job_timeout(self, seconds: float, path: str) -> None:
         """Refuse a longer Job timeout than the maximum; raises `InvalidDocument` with this path."""
-        _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
+        _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT", " seconds")
 
 
 UNLIMITED_MAXIMA: Final = Maxima(
@@ -68,13 +68,13 @@ UNLIMITED_MAXIMA: Final = Maxima(
 """Maxima for checks outside of an installation, all of them as large as possible."""
 
 
-def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
+def _refuse_above(declared: float, maximum: float, path: str, setting: str, unit: str = "") -> None:
     """Raise `InvalidDocument` with this path if the declared value exceeds the installation's
-    maximum; `setting` is the environment variable that sets the maximum."""
+    maximum. `setting` is the environment variable that sets the maximum; `unit` follows both values
+    in the error's text, such as ` seconds`."""
     if declared > maximum:
-        seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(
             path,
-            f"invalid value: {declared:.0f}{seconds}: want at most {maximum:.0f}{seconds}, as this"
+            f"invalid value: {declared:.0f}{unit}: want at most {maximum:.0f}{unit}, as this"
             f" installation allows ({setting})",
         )

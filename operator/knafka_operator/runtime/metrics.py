@@ -341,7 +341,7 @@ class MetricsServer:
         async def answer_metrics(request: web.Request) -> web.Response:
             """Answer a scrape with the metrics as text; 401 unless its bearer token is a
             scraper's."""
-            if not scrapers.accept(bearer_of(request.raw_headers)):
+            if not scrapers.accepts(bearer_of(request.raw_headers)):
                 challenge = {"www-authenticate": "Bearer"}
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
             # A thousand Triggers have 20,000 samples: format them in a thread, so that the event

@@ -287,19 +287,22 @@ class ScaledTrigger(ScaledGroup):
 
     def status(self) -> ScalingStatus:
         """Return the scaler's view of the Trigger: its lag, the last scaling decision, the number
-        of open drains, the counts of all drains so far, and the first error of three: of its own
-        drains, its shard's, or the lag's. Drains include its shard's."""
-        shard = self.drained_by
-        open_drains = [*self.open_requests.values(), *(shard.progress_of(self) if shard else ())]
+        of its open drains (its own and its shard's), the counts of all drains so far, and an error:
+        that of its own drains; without one, its shard's; without that, the lag request's."""
+        shared_drain = self.drained_by
+        shared_progress = shared_drain.progress_of(self) if shared_drain else ()
+        open_drains = [*self.open_requests.values(), *shared_progress]
         return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
             counts=self.sum_counts(open_drains),
-            error=self.drain_error or (shard.error if shard else None) or self.lag_error,
+            error=self.drain_error
+            or (shared_drain.error if shared_drain else None)
+            or self.lag_error,
             beyond_end=self.beyond_end,
             paused=self.autoscaling.paused,
-            shard=shard.shard.group if shard else None,
+            shard=shared_drain.shard.group if shared_drain else None,
         )
 
 

@@ -134,15 +134,18 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
     whether every event with one of these keys matches it. The keys are None if the conjunction
     must be evaluated for each event."""
     keys: list[_Keys] = []
-    decides = False  # whether the keys of the part that was looked at last decide about it
+    part_decides = False
     for part in parts:
-        part_keys, decides = _keys_of(part)
+        part_keys, part_decides = _keys_of(part)
         if part_keys is not None:
             keys.append(part_keys)
         if _has_cesql(part):
-            break  # keys of later parts could skip the expression's evaluation
-    # A key of one part says nothing about the other parts.
-    is_decided_by_key = decides and len(parts) == 1
+            # Under a key of a later part, the filter wouldn't be evaluated for events without that
+            # key, and the expression's errors in these events wouldn't be counted.
+            break
+    # A key says nothing about other parts: it can decide only if there is one part, which is then
+    # the part that `part_decides` is about.
+    is_decided_by_key = part_decides and len(parts) == 1
     return (_OneOf(tuple(keys)) if keys else None), is_decided_by_key
 
 

@@ -111,9 +111,10 @@ class Callers:
         there are none."""
         return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
-    def accept(self, bearer: str) -> bool:
-        """Whether a request with the token `bearer` is answered (empty: the request has no token).
-        The check takes equally long for wrong and right tokens."""
+    def accepts(self, bearer: str) -> bool:
+        """Whether a request with the token `bearer` is answered (empty: the request has no token);
+        always True without `verifiers`. The check takes equally long for wrong and right tokens.
+        """
         if not self.verifiers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()

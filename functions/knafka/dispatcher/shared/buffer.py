@@ -352,12 +352,12 @@ class PartitionBuffer:
         return self.records[cursor.pending[0] - self.first_index].offset()
 
     def take_end(self, cursor: Cursor) -> int | None:
-        """Return the partition's end if the cursor has taken all records below it, and remember
-        that it was reported. None: the end isn't known or was reported before, or the cursor has
-        records left to take."""
+        """If the cursor has taken all records, and the buffer was read to the partition's end, move
+        the cursor to that end, note the end as reported, and return it. Return None otherwise, and
+        if this end was reported before."""
         if (
             cursor.next_index < self.end_index
-            or self.known_end != self.end
+            or self.known_end != self.end  # never seen, or more was read since it was
             or self.end <= cursor.reported
         ):
             return None

@@ -82,7 +82,7 @@ class Placement(Protocol):
         ...
 
     def forget_fetcher(self, fetcher: Fetcher) -> None:
-        """Forget a fetcher that has ended."""
+        """Forget a fetcher whose `run` is about to end."""
         ...
 
 

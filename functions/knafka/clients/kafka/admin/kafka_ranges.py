@@ -57,12 +57,10 @@ class KafkaRanges:
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
-        starts, ends = [
-            await list_offsets(
-                self._calls, with_offset(partitions, offset_spec), allow_failures=True
-            )
-            for offset_spec in (EARLIEST, LATEST)
-        ]
+        earliest = with_offset(partitions, EARLIEST)
+        starts = await list_offsets(self._calls, earliest, allow_failures=True)
+        latest = with_offset(partitions, LATEST)
+        ends = await list_offsets(self._calls, latest, allow_failures=True)
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
         for partition in starts.keys() & ends.keys():
             start, end = starts[partition].offset, ends[partition].offset

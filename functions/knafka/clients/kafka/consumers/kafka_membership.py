@@ -155,8 +155,8 @@ class Membership(GroupConsumer):
         return numbers
 
     def _report_restart(self, number: int, restarts: int) -> None:
-        """Report to `Assignment`, on the event loop, that a partition was restarted. `restarts`:
-        how often that has happened by now."""
+        """On the event loop: report a restarted partition to `Assignment` as lost and assigned
+        anew, and note its `restarts` so far, by which `commit` drops commits requested before."""
         self.known_restarts = {**self.known_restarts, number: restarts}
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})

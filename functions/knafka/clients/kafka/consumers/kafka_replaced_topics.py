@@ -194,8 +194,8 @@ class ReplacedTopics:
         return replaced
 
     def topic_id(self, topic: str, since: float = -math.inf) -> str:
-        """Return the id of the topic that has this name now; empty if no request that was sent at
-        `since` (`time.monotonic`) or later has returned it. May be called from any thread."""
+        """Return the present topic's id as last read from Kafka, without a request; empty if it
+        was never read, or last before `since` (`time.monotonic`). May be called from any thread."""
         return self._ids.known_id(topic, since)
 
     def was_read(self, topic: str, mark: str) -> bool:
