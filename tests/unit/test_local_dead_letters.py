@@ -296,7 +296,7 @@ async def test_what_has_lost_its_data_or_never_was_an_event_is_left_out() -> Non
     memory.topics["dead"][0].clear()
     headers, value = dead_letter_of([("ce_id", b"1")], b"", undecodable, ORIGIN)
     memory.store("dead", None, value, headers)
-    assert await replayed(memory, "1") == ["no event"]
+    assert await replayed(memory, "1") == ["it isn't an event"]
 
 
 async def test_only_what_was_asked_for_is_sent() -> None:

@@ -133,7 +133,7 @@ def test_whatever_an_event_raises_it_is_dead_lettered_and_the_others_go_on(
     whose = [letter.about[f"knafka{each}"] for each in ("namespace", "broker", "trigger")]
     assert whose == ["shop", "default", "Sensor-sensor"]
     assert world.opened(0)[0].counts.dead_letters == {"internal-error": 1}
-    assert "given up" in caplog.text
+    assert "dead-lettered because of a bug" in caplog.text
 
 
 @pytest.mark.conformance("BUS-S11")
