@@ -5,9 +5,9 @@
     Service changed    -> its owner, and Triggers whose subscriber it is
     receiver started   -> open drains of its Broker's Triggers, as an event is on its way
 
-A drain is a period in which a dispatcher delivers; requests of the operator begin and extend it. A
-family is a pair of kinds, Broker and Trigger or KafkaChannel and Subscription; where this module
-says Broker and Trigger, both pairs are meant. `entries` shows the elements of a channel's
+A drain is a period in which a dispatcher delivers; requests of the operator begin and extend it. An
+operator serves one family: Broker and Trigger, or KafkaChannel and Subscription; where this module
+says Broker and Trigger, either pair is meant. `entries` shows the elements of a channel's
 `spec.subscribers` as Subscriptions.
 
 Not here: the reconcilers and their tasks (`wiring`), hearing of changes (`runtime.controller`), and

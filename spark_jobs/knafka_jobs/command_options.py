@@ -91,8 +91,8 @@ class FailureSelection:
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
-        """Return the selection as options of a shell's command line, so that no two selections have
-        the same text; `everything` if no field is set."""
+        """Return the selection as options of a shell's command line, so that selections of
+        different failures have different texts; `everything` if no field is set."""
         options = [
             f"--{field.name} {shlex.quote(str(value))}"
             for field in fields(self)

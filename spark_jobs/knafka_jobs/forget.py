@@ -53,12 +53,12 @@ def delete_failures(
         # Write the positions first, as the compaction deletes from a topic only records that it can
         # account for, and delete the failures last: an interrupted run finds them again.
         tables.append(positions, "purged")
+        ids = chosen_failures.select("failure_id")
         for name, days_predicate in (
             ("records", days_of_records),
             ("failures", in_days("day", days)),
         ):
             same_failure = f"{name}.failure_id = more.failure_id"
-            ids = chosen_failures.select("failure_id")
             tables.remove(ids, name, f"{days_predicate} AND {same_failure}")
         # Fold again, as on an object store a compaction may have appended meanwhile.
         fold()

@@ -76,12 +76,13 @@ def test_a_broken_object_stays_as_it_last_was(tmp_path: Path) -> None:
         assert len(declared.problems) == 1
 
 
-def test_a_file_that_is_no_yaml_stays_as_it_last_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ["   - [", "[" * 3_000], ids=["unfinished", "nested too deeply"])
+def test_a_file_that_is_no_yaml_stays_as_it_last_was(tmp_path: Path, rest: str) -> None:
     write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
     manifests = Manifests([tmp_path])
     before = manifests.read()
 
-    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}   - [")
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}{rest}")
 
     declared = manifests.read()
     assert declared.resources == before.resources

@@ -141,3 +141,13 @@ async def test_an_installation_may_say_so_for_those_that_do_not(world: OperatorW
     assert (await declared(world))["address"]["url"] == STRAIGHT
     assert (await declared(world, {DIRECT: "false"}))["address"]["url"] == KNATIVES
     assert (await declared(world, {MIN_SCALE: "0"}))["address"]["url"] == KNATIVES
+
+
+@pytest.mark.parametrize("pods", ["0", "0" * 10])
+async def test_a_receiver_that_may_sleep_keeps_knatives_proxy_however_zero_is_written(
+    world: OperatorWorld, pods: str
+) -> None:
+    found = condition(await declared(world, {**ON, MIN_SCALE: pods}), "DataPlaneAvailable")
+    assert (found["status"], found["reason"]) == ("False", "Invalid")
+    assert "want at most" not in found["message"]
+    assert found["message"].startswith(f"metadata.annotations.{DIRECT}")

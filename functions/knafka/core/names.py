@@ -148,7 +148,7 @@ def child(parent: str, suffix: str) -> str:
     """
     if len(parent + suffix) <= MAX_LABEL_LENGTH and "." not in parent and parent[0].isalpha():
         return parent + suffix
-    ending = f"-{_short_digest(parent)}{suffix}"
+    ending = f"-{short_digest(parent)}{suffix}"
     beginning = f"k-{parent.replace('.', '-')}"  # names of Services begin with a letter
     return beginning[: MAX_LABEL_LENGTH - len(ending)].rstrip("-") + ending
 
@@ -242,7 +242,7 @@ def sensor_trigger(sensor: str, trigger: str) -> str:
     `trigger` is too long, or can't be part of a Kubernetes object's name, its digest stands for
     it."""
     if _match_short_name(trigger) is None:
-        trigger = _short_digest(trigger)
+        trigger = short_digest(trigger)
     return child(sensor, f"-{trigger}")
 
 
@@ -287,11 +287,11 @@ def is_topic(name: str) -> bool:
 def _distinct_name(prefix: str, *parts: str) -> str:
     """Return a name of this prefix, the parts joined by dashes, and a digest of all parts, which
     makes the name distinct. The joined parts are cut if the name would exceed Kafka's limit."""
-    digest = _short_digest("/".join(parts))
+    digest = short_digest("/".join(parts))
     readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
     return f"{prefix}{readable}-{digest}"
 
 
-def _short_digest(text: str) -> str:
+def short_digest(text: str) -> str:
     """Return the first 10 hexadecimal digits of a text's SHA-256 digest."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -299,8 +299,8 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def _answer_expectation(self) -> None:
         """Refuse a request whose Content-Length is too large; else, if it has the header `Expect:
-        100-continue`, tell its sender to send the body. Called once for each request whose head is
-        whole before its body."""
+        100-continue`, tell its sender to send the body. Called once for each request whose head
+        has come, but whose body isn't whole yet."""
         self._has_answered_expectation = True
         expects_continue = False
         for name, value in self._headers:

@@ -91,8 +91,9 @@ class ResponseQueue:
                 transport.write(answer.wire)
                 continue
             wire = answer.closing if slot.last else answer.wire
-            without_body = wire[: len(wire) - len(answer.body)]
-            transport.write(without_body if slot.head_only else wire)
+            if slot.head_only:
+                wire = wire[: len(wire) - len(answer.body)]
+            transport.write(wire)
             if slot.last and slot.is_cut:
                 self._linger()
             elif slot.last:

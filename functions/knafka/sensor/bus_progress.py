@@ -253,9 +253,9 @@ class BusProgress:
             self._others_routed_until[number] = max(previous_until, until)
 
     def _note_stalls(self, now: int, needed_until: int) -> None:
-        """Find the partitions that are no longer waited for. `Stalls` is told how far those
-        partitions were read that may hold up the others: those of other processes, and own ones
-        that weren't read up to their ends, or whose ends aren't known."""
+        """Update `stalled`, the partitions that are no longer waited for. For that, give `Stalls`
+        the time up to which each partition was read that may hold up the others: a partition of
+        another process, or an own one that wasn't read up to its end or whose end isn't known."""
         untils: dict[int, int | None] = {}
         for number in self._ends.keys() | self._queues.keys():
             if number not in self._queues:

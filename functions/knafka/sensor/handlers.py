@@ -104,8 +104,8 @@ class Handlers:
         size = len(record.value() or b"")
         place = Place(time, record.partition(), record.offset())
         arrival = Arrival(place, read_until, record, headers or [], envelope, routes, size)
-        all_fire_at_once = all(route.fires for route in routes)  # True also without routes
-        if earlier_ones_wait or not all_fire_at_once:
+        # Without routes, `all` is True: nothing has to wait.
+        if earlier_ones_wait or not all(route.fires for route in routes):
             bus.enqueue(arrival)
         else:
             self.route(arrival, batch, None)

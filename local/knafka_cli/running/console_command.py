@@ -79,7 +79,7 @@ def console(
 
     if not is_trace_url(trace_url):
         raise refuse(f"--trace-url {trace_url}: {EXPECTED_TRACE_URL}")
-    client, _context_namespace = cluster_source.client_of(context, kubeconfig)
+    client, _ = cluster_source.client_of(context, kubeconfig)
     api = KubernetesApi(client)
     cluster_name = context or client.configuration.host
     with opening.open_listener(port, option="--port") as listener:

@@ -66,7 +66,7 @@ def _list_declared_brokers(files: list[Path], data_dir: Path) -> None:
     a file has a problem, which is printed, too."""
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
-    # The Broker of each Trigger: counting a Broker in it gives the number of its Triggers.
+    # One entry for each Trigger: the Broker that it names.
     brokers_of_triggers = [
         (trigger.metadata.namespace, trigger.spec.broker) for trigger in declared.of_type(Trigger)
     ]
@@ -91,7 +91,7 @@ def _list_running_brokers(installation: Installation) -> None:
         for ingress in running.ingresses
         if ingress.kind == "Broker"
     }
-    # The Broker of each Trigger: counting a Broker in it gives the number of its Triggers.
+    # One entry for each Trigger: the Broker that it names.
     brokers_of_running_triggers = [
         f"{egress.namespace}/{egress.broker}"
         for egress in running.egresses

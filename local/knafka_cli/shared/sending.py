@@ -10,9 +10,9 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from http.client import responses
 from typing import Final
 
 from knafka.clients.http.http_subscriber import HttpSubscriber
@@ -64,7 +64,9 @@ class SendResult:
         if self.status is None:
             return f"not sent  {about}: {self.text}{tried}"
         reason = f": {self.text}" if self.text and not self.is_accepted else ""
-        phrase = responses.get(self.status, "")  # a proxy may answer with a status of its own
+        phrase = ""
+        with suppress(ValueError):  # a proxy may answer with a status of its own
+            phrase = HTTPStatus(self.status).phrase
         return f"{self.status} {phrase}  {about}{reason}{tried}"
 
 

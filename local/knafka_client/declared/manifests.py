@@ -303,7 +303,7 @@ def read_documents(file: Path) -> list[tuple[ManifestPlace, object]]:
     """Return every object in a file as it is written, with its place. Raises `UnreadableFile`."""
     try:
         items = list(yaml.load_all(file.read_text(), _Loader))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UnreadableFile(f"can't be read: {' '.join(str(error).split())}") from None
     return [
         (ManifestPlace(file, number), item)

@@ -192,9 +192,9 @@ def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
-    """Return a made-up Egress, to which nothing is delivered, with which `read_dead_letters` and
-    other functions read a Broker's or KafkaChannel's own dead letters: records that hold no event.
-    They belong to no Trigger; `kind` only says whether they are a Broker's or a channel's."""
+    """Return an Egress for reading a Broker's or KafkaChannel's own dead letters, which are records
+    that hold no event. Nothing is delivered to it. Its `trigger` is empty, and its `kind` says
+    whether the owner is a Broker or a channel."""
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker
     return Egress(

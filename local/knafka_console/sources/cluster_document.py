@@ -65,13 +65,13 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
 def valid_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
     """Return the Triggers and Subscriptions whose documents are valid, Subscriptions as Triggers.
     What is wrong with the others is in a condition of their status."""
-    readable = []
+    valid = []
     for document in triggers:
         try:
-            readable.append(family_of(document["kind"]).read_trigger(document))
+            valid.append(family_of(document["kind"]).read_trigger(document))
         except InvalidDocument:
             continue
-    return readable
+    return valid
 
 
 def _without_rejected_count(broker: ConsoleBroker) -> ConsoleBroker:

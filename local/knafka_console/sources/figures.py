@@ -92,7 +92,7 @@ def parse_figures(texts: Iterable[str]) -> Figures:
 
 
 def _label(metric: str, labels: Mapping[str, str], label: str) -> str:
-    """Return the value of a sample's label. Raises `InvalidMetrics` if the sample hasn't it."""
+    """Return the value of a sample's label. Raises `InvalidMetrics` if it has no such label."""
     if label not in labels:
         raise InvalidMetrics(f"the operator's metric {metric} has no label {label}")
     return labels[label]

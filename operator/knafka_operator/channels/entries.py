@@ -17,7 +17,6 @@ Not here: the name of that Subscription, and when it is delivered (`channels.ent
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,7 +96,7 @@ def entry_name(channel: Identity, uid: str) -> str:
     full_name = f"{channel.name}.{uid}"
     if len(full_name) <= MAX_OBJECT_NAME:
         return full_name
-    return f"{hashlib.sha256(channel.name.encode()).hexdigest()[:10]}.{uid}"
+    return f"{names.short_digest(channel.name)}.{uid}"
 
 
 def as_subscription(
@@ -119,8 +118,8 @@ def as_subscription(
         },
         "finalizers": [FINALIZER],  # the Subscription is deleted like any other
         ENTRY: identity.name,
-        # Whoever may write a channel mustn't send tokens of an account of their choice: an account
-        # counts only if there is a stored Subscription.
+        # An account in an entry counts only if there is a stored Subscription: else everybody who
+        # may write the channel could have the tokens of any account sent.
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:

@@ -91,9 +91,9 @@ def judge_activity(
     it.
 
     A quiet Trigger becomes busy if its lag was always above the limit, or if its average delivery
-    rate is; a busy one becomes quiet if its lag was never above the limit, and its rate is low.
-    Only the samples of the last `decisive_seconds` count. While the samples don't reach back that
-    far, the activity stays.
+    rate is; a busy one becomes quiet if its lag was always known and not above the limit, and its
+    rate is low. Only the samples of the last `decisive_seconds` and the one before them count.
+    While the samples don't reach back that far, the activity stays.
     """
 
     def is_above_busy_lag(lag: int) -> bool:

@@ -108,8 +108,9 @@ def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
     """Yield the problems of `text`, the value of the annotation `DEPENDENCY` of a Trigger in this
     namespace."""
     path = upstream_annotation_path(DEPENDENCY)
+    why_no_object = "want an object"
     try:
-        reference, why_no_object = json.loads(text), "want an object"
+        reference = json.loads(text)
     except (ValueError, RecursionError) as error:
         reference, why_no_object = None, str(error)
     if not isinstance(reference, Mapping):

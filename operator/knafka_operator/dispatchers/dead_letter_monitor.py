@@ -181,10 +181,8 @@ class DeadLetterMonitor:
         for number, (identity, record) in enumerate(watched_triggers, 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # meanwhile a Trigger's delivery may end
-            if (watched := record.watched) is None:
-                continue
-            is_due = self._update_reported(identity, watched)
-            if is_due:
+            watched = record.watched
+            if watched is not None and self._update_reported(identity, watched):
                 trigger = _DueTrigger(identity, record, watched)
                 due.setdefault(watched.kafka, []).append(trigger)
         # Concurrently: a Kafka that doesn't answer delays no other one.

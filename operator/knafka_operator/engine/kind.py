@@ -126,9 +126,9 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """`document` is what is reconciled under `key` (None: nothing). If it isn't the stored
-        object itself, return the stored one, from which our finalizer is then removed. None, the
-        default: it is. Only Subscriptions differ, as some are made from a channel's entry."""
+        """Return a stored object that must lose our finalizer although it isn't what is reconciled
+        under `key`: `document` is None, or was made from a channel's entry (Subscriptions only).
+        None, the default: there is none."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:

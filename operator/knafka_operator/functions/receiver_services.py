@@ -281,7 +281,8 @@ def _pod_count(text: str) -> int | None:
 
     A number of ten or more digits counts as the largest that Kubernetes takes: `int()` refuses
     very long ones."""
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()):
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
         return None
+    digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32

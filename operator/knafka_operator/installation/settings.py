@@ -233,8 +233,9 @@ class Settings:
 
     @property
     def kafka_trust(self) -> KafkaTrust:
-        """Return what a user's Secret may make the operator do: ask token endpoints at local
-        addresses, get tokens of its AWS identity for these servers, and assume these roles."""
+        """Return what a user's Secret may make the operator do: whether it may ask token endpoints
+        at local addresses, for which servers it may get tokens of its own AWS identity, and which
+        roles it may assume."""
         return KafkaTrust(self.local_addresses, self.aws_servers, self.aws_roles)
 
     @classmethod

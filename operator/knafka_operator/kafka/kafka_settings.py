@@ -125,8 +125,9 @@ def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
         ).items()
         for name in settings
     ]
+    at_most_once = is_at_most_once(annotations)
     limit = rate_limit(annotations)  # parsed in any case, for its error
-    if is_at_most_once(annotations):
+    if at_most_once:
         return (
             f"{SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers at least once: "
             f"want own, or {AT_LEAST_ONCE}"

@@ -54,8 +54,8 @@ class ShardPlacement:
 
 @dataclass(frozen=True, slots=True)
 class SharedContract:
-    """A snapshot of the contract of a Broker's shared dispatchers, the content of its contract
-    topic."""
+    """The contract of a Broker's shared dispatchers, the content of its contract topic, as
+    decisions see it."""
 
     exists: bool = False
     """Whether the contract topic exists."""

@@ -24,7 +24,7 @@ COMPACTED: Final = {CLEANUP: "compact"}
 ACCEPTED_ANNOTATION: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
 the status, so that a starting operator needn't ask all replicas again."""
-INSTALLATION_LENGTH: Final = 8
+_INSTALLATION_LENGTH: Final = 8
 """Characters of the installation's UID that are part of a contract topic's name."""
 
 
@@ -42,7 +42,7 @@ def receiver_for_secret(
     namespace, secret_name = (settings.namespace, None) if secret is None else secret
     # With the installation in the name, two clusters with one Kafka don't serve or remove each
     # other's entries.
-    name_parts = (kinds, secret_name, settings.installation[:INSTALLATION_LENGTH])
+    name_parts = (kinds, secret_name, settings.installation[:_INSTALLATION_LENGTH])
     topic = names.contract_topic(namespace, "-".join(part for part in name_parts if part))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
@@ -53,7 +53,7 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
     The topic's name comes from a status, which others may write, so the name is built again from
     its parts and compared. False for a name that was shortened, as its parts aren't known.
     """
-    installation = settings.installation[:INSTALLATION_LENGTH]
+    installation = settings.installation[:_INSTALLATION_LENGTH]
     prefix = f"{names.CONTRACTS}{namespace}-Brokers-"
     ending = f"-{installation}" if installation else ""
     # `names.contract_topic` appends a dash and a digest: PREFIX SECRET ENDING -DIGEST.

@@ -42,8 +42,8 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
     annotation, or if it is `true` and the receiver may scale to zero.
     """
     direct = _declared_direct(broker)
-    default_pods = 1  # of a direct receiver: without Knative's proxy nothing would wake it
-    may_sleep = min_receiver_pods(broker.metadata.annotations, default_pods) < 1
+    # A direct receiver has a pod by default: without Knative's proxy nothing would wake it.
+    may_sleep = min_receiver_pods(broker.metadata.annotations, default=1) < 1
     if direct is None:
         return settings.direct and not may_sleep
     if direct and may_sleep:

@@ -145,8 +145,8 @@ class TopicLagCheck(LagCheck):
     async def _check_lags(
         self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]
     ) -> None:
-        """Read the lags of these Triggers' groups, and scale each Trigger that still has the Egress
-        beside it. An error of the whole request is recorded in all of them."""
+        """Read the lags of these Triggers' groups, and scale each Trigger whose Egress is still the
+        one given here. An error of the whole request is recorded in all of them."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):

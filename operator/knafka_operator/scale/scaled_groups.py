@@ -247,8 +247,9 @@ class ScaledTrigger(ScaledGroup):
         self.lag_request_due_at = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Record the shard's report that it has settled `events` more events, and has `unsettled`
-        ones. If it has settled all waiting events, decide again, by a lag of 0."""
+        """Record the shard's report that it has settled `events` more events, and that
+        `unsettled` events aren't settled yet. If it has settled all waiting events, decide again,
+        by a lag of 0."""
         self.settled_since_request += events
         if unsettled:
             self.nothing_unsettled_since = math.inf
@@ -377,15 +378,13 @@ def sum_progress(
     letters: Counter[str] = Counter()  # dead letters by reason
     for drain_progress in all_drains:
         letters.update(drain_progress.dead_letters)
-    congestions = (drain_progress.congestion for drain_progress in open_drains)
-    loops = (drain_progress.loop for drain_progress in open_drains)
     partitions = {number for drain_progress in open_drains for number in drain_progress.partitions}
     return DrainProgress(
         **counts,
         dead_letters=bound_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         late=sum(drain_progress.late for drain_progress in all_drains),
         unsettled=sum(drain_progress.unsettled for drain_progress in open_drains),
-        congestion=next((congestion for congestion in congestions if congestion), None),
-        loop=next((loop for loop in loops if loop), None),
+        congestion=next((drain.congestion for drain in open_drains if drain.congestion), None),
+        loop=next((drain.loop for drain in open_drains if drain.loop), None),
         partitions=tuple(sorted(partitions)),
     )

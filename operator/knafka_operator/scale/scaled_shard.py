@@ -138,8 +138,7 @@ class ScaledShard:
         """Open a request if there is none, and if one of the Triggers that read `topic` wakes at
         any lag (no activation-lag-threshold); `grown` is the number of new records in the topic."""
         readers = [member for member in self._members.values() if member.egress.topic == topic]
-        wakes = any(not reader.autoscaling.activation_lag_threshold for reader in readers)
-        if self.holds.all or not wakes:
+        if self.holds.all or all(reader.autoscaling.activation_lag_threshold for reader in readers):
             return
         for reader in readers:
             reader.note_growth(grown)
@@ -177,8 +176,8 @@ class ScaledShard:
         for group, progress in line.egresses.items():
             # Progress may arrive before its Trigger joins; the limit guards against invented
             # groups.
-            has_room = len(self._last_progress) < len(self._members) + MAX_NON_MEMBERS
-            if group in self._members or has_room:
+            most_groups = len(self._members) + MAX_NON_MEMBERS
+            if group in self._members or len(self._last_progress) < most_groups:
                 self._last_progress[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)

@@ -34,37 +34,37 @@ def https_of_secret(
     `NotReady` if clients couldn't connect with this certificate, or if the receiver may scale to
     zero."""
     host, namespace = tls_host(broker, settings), broker.metadata.namespace
-    secret_label = f"Secret {namespace}/{name:.253}"
+    secret_text = f"Secret {namespace}/{name:.253}"
     if secret is None:
         raise NotReady(
             "TLSSecretNotFound",
-            f"{secret_label} does not exist: have cert-manager make it for {host}, or make it with "
+            f"{secret_text} does not exist: have cert-manager make it for {host}, or make it with "
             "tls.crt, tls.key and ca.crt",
         )
     if missing := [key for key in ("tls.crt", "tls.key") if not secret.get(key, "").strip()]:
-        raise _invalid_secret(secret_label, f"it has no {' and no '.join(missing)}")
+        raise _invalid_secret(secret_text, f"it has no {' and no '.join(missing)}")
     try:
         certificate = x509.load_pem_x509_certificate(secret["tls.crt"].encode())
         certificate_hosts = _certificate_hosts(certificate)
     except ValueError:
-        raise _invalid_secret(secret_label, "tls.crt is no certificate in PEM form") from None
+        raise _invalid_secret(secret_text, "tls.crt is no certificate in PEM form") from None
     if problem := _key_problem(certificate, secret["tls.key"]):
-        raise _invalid_secret(secret_label, problem)
+        raise _invalid_secret(secret_text, problem)
     if now >= certificate.not_valid_after_utc:
         until = certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ")
         raise NotReady(
             "CertificateExpired",
-            f"the certificate in {secret_label} expired at {until}: have it renewed",
+            f"the certificate in {secret_text} expired at {until}: have it renewed",
         )
     if not any(_matches_host(certificate_host, host) for certificate_host in certificate_hosts):
         first_hosts = ", ".join(certificate_hosts[:5]) or "no host"
         raise NotReady(
             "CertificateForOtherHost",
-            f"the certificate in {secret_label} is for {first_hosts:.500}: want one for {host}",
+            f"the certificate in {secret_text} is for {first_hosts:.500}: want one for {host}",
         )
     authorities = secret.get("ca.crt", "").strip()
     if authorities and not are_certificates(authorities):
-        raise _invalid_secret(secret_label, "ca.crt holds no certificates in PEM form")
+        raise _invalid_secret(secret_text, "ca.crt holds no certificates in PEM form")
     if min_receiver_pods(broker.metadata.annotations, 0) < 1:
         raise NotReady(
             "TLSNeedsMinScale",
@@ -74,10 +74,11 @@ def https_of_secret(
     return Https(f"https://{host}", f"{authorities}\n" if authorities else None, name)
 
 
-def _invalid_secret(secret_label: str, problem: str) -> NotReady:
-    """Return the error for a Secret that can't be used for TLS; `secret_label` names the Secret."""
-    message = f"{secret_label}: {problem}: want it as cert-manager writes it"
-    return NotReady("TLSSecretInvalid", message)
+def _invalid_secret(secret_text: str, problem: str) -> NotReady:
+    """Return the error for a Secret that can't be used for TLS; `secret_text` names the Secret."""
+    return NotReady(
+        "TLSSecretInvalid", f"{secret_text}: {problem}: want it as cert-manager writes it"
+    )
 
 
 def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:

@@ -64,12 +64,13 @@ def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 def _immutable_sink_changes(old: Document, new: Document) -> Iterator[Problem]:
     """Yield one problem that names all immutable fields of a KafkaSink that have changed; none if
     none has."""
-
-    def immutable_fields(document: Document) -> dict[str, Any]:
-        """Return the immutable fields that a KafkaSink declares, by path."""
-        spec = mapping_at(document, "spec")
-        declared_names = [name for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None]
-        return {f"spec.{name}": spec[name] for name in declared_names}
-
-    if diff := changed_values(immutable_fields(old), immutable_fields(new)):
+    if diff := changed_values(_immutable_sink_fields(old), _immutable_sink_fields(new)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+
+
+def _immutable_sink_fields(document: Document) -> dict[str, Any]:
+    """Return the immutable fields that a KafkaSink declares, by path."""
+    spec = mapping_at(document, "spec")
+    return {
+        f"spec.{name}": spec[name] for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None
+    }

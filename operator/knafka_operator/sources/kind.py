@@ -8,12 +8,11 @@ Not here: observing (`observe`), and the texts of the status (`decide`).
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.status import EXPECTED, ConditionSet, NotReady
+from knafka_operator.decisions.status import EXPECTED, ConditionSet
 from knafka_operator.engine.kind import Kind
 from knafka_operator.engine.work_queue import GONE, Requeue
 from knafka_operator.kafka.clusters import KafkaCluster
@@ -23,7 +22,6 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
 from knafka_operator.model.sources import (
     PEERS_SOURCE_FINALIZER,
-    KafkaSource,
     SourceTrigger,
     consumer_group_of,
     has_generated_group,
@@ -151,33 +149,27 @@ class KafkaSources(Triggers):
         """Delete a source's functions, and its consumer group if the group's name was generated
         and no other KafkaSource names it; other groups belong to the user.
 
-        Raises `LogError` while drains go on, `ClusterError`, and `NotReady` if the group's Kafka
-        can't be connected to, such as without its Secret.
+        Raises `LogError` while drains go on, `ClusterError`, and `NotReady` or `InvalidDocument` if
+        the group's Kafka can't be connected to, such as without its Secret.
         """
         identity = Identity.of(document)
         await self.stop_delivery(identity)
         await self._delete_functions(document)
         record = self.states.triggers.get(identity)
         kafka = None if record is None else record.kafka
-        with suppress(InvalidDocument):  # the group of an invalid source isn't known
-            trigger = self.states.family.read_trigger(document)
-            assert isinstance(trigger, SourceTrigger)
-            group = consumer_group_of(trigger.source)
-            is_generated = has_generated_group(trigger.source)
-            if is_generated and not await self._is_group_shared(identity, group):
-                if kafka is None:
-                    kafka = await self._connect_to_delete(trigger.source)
-                await kafka.topics.delete_group(group)
-        self.drop(document)
-
-    async def _connect_to_delete(self, source: KafkaSource) -> KafkaCluster:
-        """Return the Kafka of a source that is being deleted. Raises `NotReady`, also for invalid
-        credentials, so that the deletion is tried again for a while, and `ClusterError`."""
         try:
-            kafka, _ = await self.source_observer.connect_kafka(source)
-        except InvalidDocument as error:
-            raise NotReady("KafkaNotReachable", str(error)) from error
-        return kafka
+            trigger = self.states.family.read_trigger(document)
+        except InvalidDocument:
+            self.drop(document)  # the source is invalid, so its group isn't known
+            return
+        assert isinstance(trigger, SourceTrigger)
+        group = consumer_group_of(trigger.source)
+        is_generated = has_generated_group(trigger.source)
+        if is_generated and not await self._is_group_shared(identity, group):
+            if kafka is None:
+                kafka, _ = await self.source_observer.connect_kafka(trigger.source)
+            await kafka.topics.delete_group(group)
+        self.drop(document)
 
     async def _is_group_shared(self, identity: Identity, group: str) -> bool:
         """Whether a KafkaSource other than `identity` names this group, too. Raises

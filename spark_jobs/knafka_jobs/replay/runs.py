@@ -178,8 +178,8 @@ def find_canceller(tables: Tables, replay_id: str) -> str | None:
         return None  # the first cancellation creates the table
     # Opened anew at each call, as another process writes the table.
     if (files := files_of(tables)) is not None:
-        # Read without Spark, as all of its tasks may be busy with sending. The table is small, and
-        # `query` takes no parameters, so the rows are filtered here.
+        # Read without Spark, as all of its tasks may be busy with sending. The table is small, so
+        # its rows are filtered here.
         cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
         cancellers = (
             cancellation["by"]

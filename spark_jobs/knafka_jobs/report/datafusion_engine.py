@@ -60,7 +60,7 @@ class DataFusionEngine:
         store: Mapping[str, str] | None = None,
         max_bytes: int = MAX_FAILURES_BYTES,
     ) -> None:
-        """Open the tables below `root`; a missing one becomes an empty table. `store` are
+        """Open the tables below `root`; queries see a missing one as empty. `store` are
         delta-rs's options of an object store; None: those of the usual environment variables.
         `max_bytes` is the largest size of the table `failures` that is accepted.
 

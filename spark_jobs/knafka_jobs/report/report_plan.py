@@ -28,8 +28,8 @@ SPANS: Final[Columns] = {
     "start": "bigint",
     "end": "bigint",
 }
-"""Columns of the offsets that a Trigger has settled in its topic: from `start`, inclusive, to
-`end`, exclusive."""
+"""Columns of the offsets that a Trigger has settled in one of its topics: from `start`, inclusive,
+to `end`, exclusive."""
 
 GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 """The values of the columns `GROUP`."""
@@ -263,10 +263,10 @@ ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM coun
 
 
 def failures_within_spans(since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the number of events that failed from `since` on and whose offsets in the
-    Broker's topic lie within the table `spans` (`SPANS`), by group. Columns: `GROUP`, `events`.
+    """Return SQL for the number of events that failed from `since` on and whose positions in their
+    origin topics lie within the table `spans` (`SPANS`), by group. Columns: `GROUP`, `events`.
 
-    Events with the same position count once.
+    Events with the same position (topic, partition, offset) count once.
     """
     position = columns_of((*TRIGGER, "origin_topic", "origin_partition", "origin_offset"), "r")
     same_trigger = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)

@@ -69,7 +69,8 @@ def make_report(
     previous = _previous_figures(engine, broker_sql)
     previous_made = previous.report.made if previous else None
     (first,) = engine.query(report_plan.FIRST_FAILED)
-    # The timeline begins with the first failure; without failures it covers an hour.
+    # The timeline begins with the first failure, or at `earliest` if that is later; without a
+    # failure it covers an hour.
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     # Round down to the start of a bucket.

@@ -105,9 +105,8 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and header_values.get("ce_id")
         and header_values.get("ce_type")
         and source
-        and not b"".join(header_values.values()).translate(
-            None, _PLAIN
-        )  # plain bytes need no decoding
+        # Plain bytes need no decoding.
+        and not b"".join(header_values.values()).translate(None, _PLAIN)
         and (content_type is None or ORDINARY_CONTENT_TYPE[content_type])
         and IS_URI_REFERENCE[source]
         and (time is None or is_time(time))

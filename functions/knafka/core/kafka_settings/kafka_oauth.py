@@ -117,8 +117,8 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
-    """Raise `InvalidDocument` if the Secret is for AWS MSK and the protocol isn't SASL_SSL. Whoever
-    reads an unencrypted connection gets AWS's token, which may give rights beyond Kafka."""
+    """Raise `InvalidDocument` if the Secret is for AWS MSK and the protocol isn't SASL_SSL. Without
+    encryption others could read AWS's token, which may give rights beyond Kafka."""
     if _token_provider(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"

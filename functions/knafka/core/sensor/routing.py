@@ -107,7 +107,6 @@ def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Cor
             count_error(errors[0].kind)
             return None
         correlation = str(value).lower() if isinstance(value, bool) else str(value)
-        is_usable = 0 < len(correlation) <= MAX_CORRELATION
-        return correlation if is_usable else None
+        return correlation if 0 < len(correlation) <= MAX_CORRELATION else None
 
     return correlate

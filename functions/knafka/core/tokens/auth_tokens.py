@@ -139,7 +139,7 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
 
 def _decode_base64url(part: bytes) -> bytes:
     """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken` for any other text."""
-    # Characters of ordinary base64 are refused here, as the translation below would accept them.
+    # `+`, `/` and `=` belong to ordinary base64. The decoder below would accept them.
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")
     try:

@@ -319,7 +319,7 @@ class SharedTopic:
         assert cursor.buffer is not None
         epoch = cursor.owner.position_of(cursor).epoch
         cursor.buffer.leave(cursor)
-        log.info("%s moves to another fetcher in partition %d", cursor.owner.group, cursor.number)
+        log.info("%s leaves its fetcher in partition %d", cursor.owner.group, cursor.number)
         if not cursor.paused:
             self._place(cursor, Position(cursor.offset, epoch), fetcher)
 

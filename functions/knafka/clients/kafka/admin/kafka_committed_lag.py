@@ -27,10 +27,10 @@ def partitions_beyond_end(
 def limit_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """Return the commits, after lowering each offset beyond its partition's end to that end; but
-    commits of partitions in `fresh` are unchanged. `ranges`: start and end of each partition.
-    `fresh`: the partitions whose ends were read now. The others have no leader, so only an earlier
-    end is known, which the commit may rightly exceed."""
+    """Return the commits; of partitions that aren't in `fresh`, an offset beyond the end is lowered
+    to that end. `ranges`: start and end of each partition. `fresh`: the partitions whose ends were
+    read now. The others have no leader: only an earlier end is known, and lag is computed up to
+    that."""
     beyond_old_end = partitions_beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in beyond_old_end else commit

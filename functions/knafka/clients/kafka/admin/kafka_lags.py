@@ -160,10 +160,8 @@ class KafkaLags:
             # `committed` is empty, or has the commits on an earlier topic of this name. Commits of
             # groups that are at the ends read last may come from the cache.
             cached_id, cached_ranges = self._cached_ranges.get(topic, ("", {}))
-            is_same_topic = cached_id == description.id
-            ends = (
-                {number: end for number, (_, end) in cached_ranges.items()} if is_same_topic else {}
-            )
+            is_current = cached_id == description.id
+            ends = {number: end for number, (_, end) in cached_ranges.items()} if is_current else {}
             committed = await self._groups.commits_of_groups(
                 groups, description.id, description.partitions, ends
             )

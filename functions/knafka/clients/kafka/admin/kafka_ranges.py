@@ -105,13 +105,16 @@ class KafkaRanges:
         partitions are cached for `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
         self._cached_partitions = {
-            topic: (read_at, partitions)
-            for topic, (read_at, partitions) in self._cached_partitions.items()
-            if now - read_at < RANGE_PARTITIONS_CACHE_SECONDS
+            topic: cached
+            for topic, cached in self._cached_partitions.items()
+            if now - cached[0] < RANGE_PARTITIONS_CACHE_SECONDS
         }
         if missing := set(topics) - self._cached_partitions.keys():
             for topic, partitions in (await self._read_partitions(missing)).items():
                 self._cached_partitions[topic] = now, partitions
-        existing = [topic for topic in topics if topic in self._cached_partitions]
-        cached = [self._cached_partitions[topic] for topic in existing]
-        return [partition for _, partitions in cached for partition in partitions]
+        return [
+            partition
+            for topic in topics
+            if topic in self._cached_partitions
+            for partition in self._cached_partitions[topic][1]
+        ]

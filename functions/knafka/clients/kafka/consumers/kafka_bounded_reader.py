@@ -31,7 +31,7 @@ from knafka.clients.kafka.kafka_client import (
     open_admin,
     open_client,
 )
-from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
+from knafka.clients.kafka.kafka_commits import MIN_REQUEST_TIMEOUT, metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import (
     MOVING_ERRORS,
     MOVING_LEADER_ERRORS,
@@ -323,8 +323,9 @@ class BoundedReader:
         present topic's mark is read from Kafka if it isn't cached. Raises `LogError`."""
         topic, mark = committed.topic, topic_mark_of(committed)
         present_mark, read_at = self._cached_marks.get(topic, ("", -math.inf))
-        is_equal = mark == present_mark
-        valid_seconds = PARTITIONS_VALID_SECONDS if is_equal else OTHER_MARK_VALID_SECONDS
+        valid_seconds = (
+            PARTITIONS_VALID_SECONDS if mark == present_mark else OTHER_MARK_VALID_SECONDS
+        )
         if mark and time.monotonic() - read_at > valid_seconds:
             present_mark = self._ask_until_answered(
                 lambda timeout: read_topic_mark(self._admin, topic, timeout)
@@ -362,8 +363,7 @@ class BoundedReader:
         while True:
             timeout = min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic())
             try:
-                # Not less than `REQUEST_RETRY_INTERVAL`, even if the deadline has passed.
-                return ask(max(REQUEST_RETRY_INTERVAL, timeout))
+                return ask(max(MIN_REQUEST_TIMEOUT, timeout))
             except KafkaException as error:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:

@@ -225,8 +225,8 @@ class KafkaWriter:
             self._keys.release(key)
 
     def _must_gather(self, new_records: int = 0) -> bool:
-        """Return whether records must be gathered: `MANY_IN_FLIGHT` or more are in flight now, with
-        `new_records` further ones, or were so at a call in the last `GATHERING_TIME` seconds. If
+        """Return whether records must be gathered: the records in flight and `new_records` together
+        are `MANY_IN_FLIGHT` or more now, or were at a call in the last `GATHERING_TIME` seconds. If
         they are now, this notes the time for later calls."""
         now = self._loop.time()
         if self._in_flight + new_records >= MANY_IN_FLIGHT:
