@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 # Compiled modules are kept, whatever the environment says (images often say not to): else each
 # worker and each process that a test starts compiles all of Knafka and of its tests again.
 unexport PYTHONDONTWRITEBYTECODE
-# Not quiet: the first start takes a minute, and pip's lines and bars say what it is waiting for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
+# uv installs in a third of pip's time. Where it fails, as an index or a certificate may be set up
+# for pip alone, pip installs the same files. Neither is quiet: their bars say what they wait for.
+INSTALL = $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r $(1) || \
+	{ echo "uv could not install $(1): pip tries it"; $(PIP) install --require-hashes -r $(1); }
+LOCK_ANY := $(BIN)/uv pip compile --quiet --universal --generate-hashes \
 	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
+LOCK := $(LOCK_ANY) pyproject.toml
 
 # A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
 SIDE_BY_SIDE = -n $(WORKERS) $(MOST) $(BY_FILE)
@@ -19,7 +23,7 @@ WORKERS ?= logical
 # What needs no Spark waits now and then, for a time or another process: one worker more than there
 # are cores. (A Spark session costs more CPU than that saves.)
 MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-# The name of a run of the tests of processes, of which the gate makes two (build/tests/NAME.xml).
+# The name of a run of the tests of processes, of which the gate makes three (build/tests/NAME.xml).
 RUN ?= processes
 # Tests of the cluster wait most of their time: more of them at once than there are cores.
 CLUSTER_WORKERS ?= 3
@@ -55,7 +59,7 @@ LARGER := KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT
 LARGER_TESTS := tests/chaos $(patsubst %,tests/cluster/test_%.py,changes components operator_absent \
 	rolls scale_to_zero senders) $(patsubst %,tests/integration/test_%.py,dead_letter_pipeline dead_letters_on_s3)
 
-.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes tests-on-cluster tests-alone-on-cluster style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -96,10 +100,17 @@ tests-of-processes: $(VENV)/.dev
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
-	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
-		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
-	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	$(MAKE) --no-print-directory tests-on-cluster || failed=$$?; \
+	$(MAKE) --no-print-directory tests-alone-on-cluster || failed=$$?; \
 	exit $$failed
+
+# The cluster stays for those that run alone.
+tests-on-cluster: $(VENV)/.dev
+	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
+		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS)
+
+tests-alone-on-cluster: $(VENV)/.dev
+	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS)
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
@@ -200,6 +211,7 @@ lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
 	$(LOCK) --extra local --extra jobs --extra tables --extra oidc --extra operator --extra tracing-grpc --group dev \
 		-o requirements/dev.lock
+	$(LOCK_ANY) --group uv --constraints requirements/dev.lock -o requirements/uv.lock
 
 clean: ## Remove the virtual environment, caches and local data
 	rm -rf $(VENV) build .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
@@ -211,19 +223,24 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "error: Python's venv module is missing: install it (Debian: python3-venv)"; exit 1; }
 
-$(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
-	@echo "installing Knafka and what it needs to run (about 20 s)"
-	@$(PIP) install --require-hashes -r requirements/local.lock
+# Where there is no uv for a machine, pip installs everything.
+$(VENV)/.uv: requirements/uv.lock | $(VENV)/bin/python
+	@$(PIP) install --quiet --only-binary :all: --require-hashes -r $< || true
+	@touch $@
+
+$(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/.uv
+	@echo "installing Knafka and what it needs to run (some 10 s)"
+	@$(call INSTALL,requirements/local.lock)
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
 	@echo "installing PySpark and Delta (500 MB)"
-	@$(PIP) install --require-hashes -r requirements/jobs.lock
+	@$(call INSTALL,requirements/jobs.lock)
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/bin/python
-	@echo "installing Knafka and what its tests need, PySpark among it (one to three minutes)"
-	@$(PIP) install --require-hashes -r requirements/dev.lock
+$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/.uv
+	@echo "installing Knafka and what its tests need, PySpark among it (a minute or two)"
+	@$(call INSTALL,requirements/dev.lock)
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.local $(VENV)/.jobs

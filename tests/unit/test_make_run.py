@@ -35,3 +35,24 @@ def test_ports_and_data_can_be_said_so_that_two_run_beside_each_other() -> None:
 
 def test_a_port_in_the_environment_means_something_else() -> None:
     assert "--port" not in run(PORT="3000", DATA="/data")
+
+
+@pytest.mark.parametrize("uv_exit_code", [0, 1, None])
+def test_what_uv_can_not_install_is_installed_by_pip(
+    tmp_path: Path, uv_exit_code: int | None
+) -> None:
+    """None: there is no uv for this machine."""
+    commands = tmp_path / "commands"
+    for program, exit_code in (("python", 0), ("uv", uv_exit_code)):
+        if exit_code is not None:
+            script = tmp_path / "bin" / program
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f'#!/bin/sh\necho "{program} $*" >>{commands}\nexit {exit_code}\n')
+            script.chmod(0o755)
+    made = f"{tmp_path}/.local"
+    subprocess.run(["make", f"VENV={tmp_path}", made], cwd=ROOT, capture_output=True, check=True)
+    from_lock = [line for line in commands.read_text().splitlines() if "local.lock" in line]
+    by_uv = f"uv pip install --python {tmp_path}/bin/python --compile-bytecode"
+    by_pip = "python -m pip --disable-pip-version-check install"
+    ways = {0: [by_uv], 1: [by_uv, by_pip], None: [by_pip]}[uv_exit_code]
+    assert from_lock == [f"{way} --require-hashes -r requirements/local.lock" for way in ways]
