@@ -20,7 +20,11 @@ from confluent_kafka import (
 from support.kafka import Kafka, MakeTopic
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_membership
+from knafka.clients.kafka.consumers import (
+    kafka_elections,
+    kafka_group_consumer,
+    kafka_membership,
+)
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.kafka_commits import metadata_of
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
@@ -174,10 +178,12 @@ async def test_a_commit_has_the_leader_epoch_of_what_was_read_and_the_next_reade
 
 
 async def test_the_last_commit_of_a_revoked_partition_has_the_epoch_of_its_present_leader(
-    kafka_distribution: KafkaDistribution, tmp_path: Path
+    kafka_distribution: KafkaDistribution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if all records that were read are older than that leader. Else the next reader would
     drop the commit's metadata: they hold only until another leader is elected."""
+    # What Kafka doesn't say in time is taken as lost: a busy machine has more time here.
+    monkeypatch.setattr(kafka_elections, "ELECTION_TIMEOUT", 15.0)
     server = KafkaServer(kafka_distribution, tmp_path / "kafka")
     await server.start()
     connection = {"bootstrap.servers": server.bootstrap_servers}

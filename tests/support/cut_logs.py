@@ -57,7 +57,9 @@ class CutLogs:
         assert producer.flush(30) == 0
 
     def _producer(self) -> Producer:
-        return Producer({**self.connection, "linger.ms": 0, "log_level": 0})
+        # Idempotent: on a busy machine others append a record twice whose answer comes too late.
+        options = {"linger.ms": 0, "enable.idempotence": True, "log_level": 0}
+        return Producer({**self.connection, **options})
 
 
 def cut_log(folder: Path, end: int) -> None:

@@ -24,8 +24,11 @@ class JustMade:
         return 0, 10 + partition.partition
 
 
-def test_a_partition_whose_leader_is_moving_is_asked_again() -> None:
-    consumer: Any = JustMade(KafkaError.NOT_LEADER_FOR_PARTITION)
+@pytest.mark.parametrize(
+    "code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._UNKNOWN_PARTITION]
+)
+def test_a_partition_without_a_known_leader_is_asked_again(code: int) -> None:
+    consumer: Any = JustMade(code)
     assert read_watermarks(consumer, "events", [0, 1, 2], 30) == {
         0: (0, 10),
         1: (0, 11),

@@ -56,6 +56,9 @@ MOVING_ERRORS: Final = MOVING_LEADER_ERRORS | {
     KafkaError.NOT_COORDINATOR,
 }
 """Errors of a request that may succeed a moment later, as a coordinator or leader is moving."""
+WATERMARK_RETRY_ERRORS: Final = MOVING_ERRORS | {KafkaError._UNKNOWN_PARTITION}
+"""Errors of a request for a partition's offsets that may succeed a moment later. librdkafka
+(2.16.1) may not know a partition that it has named just before (confluent-kafka-dotnet#1510)."""
 NO_ANSWER_ERRORS: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -342,8 +345,9 @@ def read_watermarks(
     """Return the first offset and the end offset of each partition, by number. Blocks: sends one
     request after the other, each for one partition and with this timeout (seconds).
 
-    While a partition's leader is moving, as after a topic's creation, its request is repeated, but
-    no more once `timeout` seconds have passed since this call. Raises `KafkaException`.
+    While a partition's leader is moving, as after a topic's creation, or librdkafka doesn't know
+    the partition yet, its request is repeated, but no more once `timeout` seconds have passed since
+    this call. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}
@@ -354,7 +358,8 @@ def read_watermarks(
                     TopicPartition(topic, number), timeout=timeout
                 )
             except KafkaException as error:
-                if error.args[0].code() not in MOVING_ERRORS or time.monotonic() > deadline:
+                code = error.args[0].code()
+                if code not in WATERMARK_RETRY_ERRORS or time.monotonic() > deadline:
                     raise
                 time.sleep(REQUEST_RETRY_INTERVAL)
     return bounds
