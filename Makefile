@@ -23,7 +23,7 @@ WORKERS ?= logical
 # What needs no Spark waits now and then, for a time or another process: one worker more than there
 # are cores. (A Spark session costs more CPU than that saves.)
 MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-# The name of a run of the tests of processes, of which the gate makes three (build/tests/NAME.xml).
+# The name of a run of the tests of processes, of which the gate makes two (build/tests/NAME.xml).
 RUN ?= processes
 # Tests of the cluster wait most of their time: more of them at once than there are cores.
 CLUSTER_WORKERS ?= 3
@@ -59,7 +59,7 @@ LARGER := KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT
 LARGER_TESTS := tests/chaos $(patsubst %,tests/cluster/test_%.py,changes components operator_absent \
 	rolls scale_to_zero senders) $(patsubst %,tests/integration/test_%.py,dead_letter_pipeline dead_letters_on_s3)
 
-.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes tests-on-cluster tests-alone-on-cluster style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -100,17 +100,10 @@ tests-of-processes: $(VENV)/.dev
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
-	$(MAKE) --no-print-directory tests-on-cluster || failed=$$?; \
-	$(MAKE) --no-print-directory tests-alone-on-cluster || failed=$$?; \
-	exit $$failed
-
-# The cluster stays for those that run alone.
-tests-on-cluster: $(VENV)/.dev
 	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
-		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS)
-
-tests-alone-on-cluster: $(VENV)/.dev
-	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS)
+		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	exit $$failed
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)

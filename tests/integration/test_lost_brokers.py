@@ -23,6 +23,7 @@ from support.waiting import until, until_found
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.clients.kafka.kafka_liveness import MAX_CONSUMER_SILENCE, Liveness
+from knafka.clients.kafka.producers import kafka_producer
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka_client.sockets import free_port
@@ -177,7 +178,11 @@ async def renewed(writer: KafkaWriter) -> None:
     await until(lambda: writer._producers.prompt._producer is not before)
 
 
-async def test_a_writer_goes_on_with_another_producer(node: Node) -> None:
+async def test_a_writer_goes_on_with_another_producer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A node that gets too little CPU is fenced for longer than the usual ten seconds.
+    monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 60.0)
     admin = KafkaAdmin(node.connection)
     await admin.ensure_topic(TOPIC, 1, 1, {})
     writer = KafkaWriter(node.connection)

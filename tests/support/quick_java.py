@@ -80,8 +80,6 @@ if [ -n "$name" ] && [ "${@MAKE@-}" = "$name" ]; then
 elif [ -n "$name" ] && [ -f "$archive" ]; then
     set -- -XX:SharedArchiveFile="$archive" -Xlog:disable "$@"
 fi
-# In the gate, beside parts of a cluster that weigh 3121 each (testcluster/node.py): as much.
-[ "$name" != kafka ] || [ -z "${CI-}" ] || (echo -5 >/proc/self/autogroup) 2>/dev/null
 exec @JAVA@ "$@"
 """
 
