@@ -24,6 +24,7 @@ def pinned(lock: Path) -> dict[str, set[str]]:
     }
 
 
+# uv.lock has nothing of Knafka: it has what installs the others.
 @pytest.mark.parametrize(
     "lock", [lock for lock in LOCKS if lock.stem != "uv"], ids=lambda lock: lock.stem
 )
