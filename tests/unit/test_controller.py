@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import kubernetes
@@ -332,6 +333,30 @@ async def test_what_a_namespace_holds_goes_as_soon_as_the_namespace_is_deleted(
     ready.broker()
     ready.trigger()
     await until(lambda: ready.is_ready("Trigger", "mail"))
+
+
+async def test_what_is_in_a_namespace_created_again_is_served_whatever_is_reported_first(
+    world: World,
+) -> None:
+    """Its Broker is known before the deletion of the namespace's first is known to have ended."""
+    namespace = CORE, "Namespace", "", "shop"
+    world.server.put(*namespace, metadata={"finalizers": ["kubernetes"]})
+    world.server.remove(*namespace)
+    await until(lambda: "shop" in world.controller.ending_namespaces)
+    (deleted_at,) = world.controller.ending_namespaces.values()
+    world.broker("old")
+    created = datetime.fromisoformat(deleted_at) + timedelta(seconds=1)
+    metadata = {"creationTimestamp": created.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    for new in OBJECTS:
+        world.server.put(EVENTING, *new, metadata=metadata)
+    world.broker()
+    world.trigger()
+    await until(lambda: world.is_ready("Trigger", "mail"))
+    assert world.condition("Broker", "old") == ("", "")
+    world.server.put(*namespace, metadata={"finalizers": []})
+    await until(lambda: not world.controller.ending_namespaces)
+    await until(lambda: world.is_ready("Broker", "old"))
+    assert world.is_ready("Broker", "default")
 
 
 async def test_one_that_is_made_anew_under_its_name_is_another_one(ready: World) -> None:

@@ -61,6 +61,18 @@ def test_a_renewal_counts_from_when_it_was_sent_not_from_its_answer() -> None:
     assert not election.leads(102.0 + RENEW_WITHIN)
 
 
+def test_a_lease_that_somebody_deletes_is_claimed_when_its_holder_counts_as_dead() -> None:
+    election = Election("me")
+    election.observe(OTHERS, 0.0)
+    election.observe(None, 4.0)
+    election.observe(None, 5.0)
+    assert not election.may_claim(4.0 + DURATION - 0.01)
+    assert election.may_claim(4.0 + DURATION)
+    leader = _leading(at=100.0)
+    leader.observe(None, 101.0)
+    assert leader.may_claim(101.0)
+
+
 def test_a_released_lease_is_claimed_at_once() -> None:
     election = Election("me")
     election.observe(replace(OTHERS, holder=""), 0.0)

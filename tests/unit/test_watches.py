@@ -118,6 +118,73 @@ async def test_a_watch_that_is_cut_off_goes_on_and_misses_nothing(served: Served
         await heard.until(lambda: len(heard.there) == 5)
 
 
+async def test_no_change_is_reported_twice_when_a_connection_breaks(served: Served) -> None:
+    """A namespace's deletion of minutes ago, reported again, would end what is in the new one."""
+    server, _ = served
+    reported: list[str] = []
+    async with watching(served) as heard:
+        on_objects = heard.on_objects
+
+        def record(
+            of: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+        ) -> None:
+            reported.extend(
+                document["metadata"]["resourceVersion"] for document in (*changed, *gone)
+            )
+            on_objects(of, changed, gone)
+
+        heard.on_objects = record  # type: ignore[method-assign]
+        await heard.until(lambda: bool(server.watched))
+        for number in range(3):
+            server.put(CORE, "ConfigMap", "shop", "a", data={"number": str(number)})
+        server.remove(CORE, "ConfigMap", "shop", "a")
+        server.put(CORE, "ConfigMap", "shop", "a", data={"number": "new"})
+        await heard.until(lambda: len(reported) == 5)
+        server.cut_off()
+        server.put(CORE, "ConfigMap", "shop", "last")
+        await heard.until(lambda: "last" in heard.there)
+        assert len(reported) == len(set(reported)) == 6
+
+
+async def test_an_object_of_a_list_that_failed_is_reported_gone_once_it_is(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = served
+    monkeypatch.setattr(cluster_module, "PAGE_SIZE", 2)
+    for name in "abcd":
+        server.put(CORE, "ConfigMap", "shop", name)
+    list_page, pages = ApiCluster.list_page, []
+
+    def fail_at_the_second(
+        api: ApiCluster, selection: WatchSelection, after: str | None
+    ) -> Document:
+        pages.append(after)
+        if len(pages) == 2:
+            server.remove(CORE, "ConfigMap", "shop", "a")
+            raise ConnectionResetError
+        return list_page(api, selection, after)
+
+    monkeypatch.setattr(ApiCluster, "list_page", fail_at_the_second)
+    async with watching(served) as heard:
+        await heard.until(lambda: heard.synced == [True])
+        assert heard.there.keys() == {"b", "c", "d"}
+
+
+async def test_a_watch_that_was_refused_once_is_in_sync_when_it_may_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that has just started has no roles yet."""
+    server, _ = served
+    monkeypatch.setattr(watches, "REFUSED_PAUSE", 0.01)
+    async with watching(served) as heard:
+        await heard.until(lambda: bool(server.watched))
+        server.refused["/api/v1/configmaps"] = 403
+        server.cut_off()
+        await heard.until(lambda: heard.synced == [True, False])
+        del server.refused["/api/v1/configmaps"]
+        await heard.until(lambda: heard.synced[-1])
+
+
 async def test_what_went_while_nobody_followed_is_told_as_gone(served: Served) -> None:
     """The API server has forgotten what happened (410), so everything is listed again."""
     server, _ = served

@@ -99,8 +99,9 @@ class Controller:
         self._deletions = Deletions(post, settings)
         self._gone: dict[Key, Document] = {}
         """Deleted objects that their kind hasn't forgotten yet."""
-        self.ending_namespaces: set[str] = set()
-        """Namespaces that are being deleted, with all of their objects."""
+        self.ending_namespaces: dict[str, str] = {}
+        """The namespaces that are being deleted, with all of their objects, and since when
+        (`deletionTimestamp`)."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
         """Handle an object of this kind that has changed or, with `gone`, was deleted; enqueue the
@@ -128,10 +129,7 @@ class Controller:
         if gone is not None:
             # A new object of the same name: `forget` has dropped what was known about it, too.
             kind.on_change(document, gone=False)
-        if (
-            "deletionTimestamp" in document["metadata"]
-            or identity.namespace in self.ending_namespaces
-        ):
+        if self._is_ending(document):
             return await self._finalize(kind, key, document)
         if not kind.is_ours(document):
             await kind.hand_over(document)
@@ -145,6 +143,16 @@ class Controller:
         # Caught outside of `tracking`, which keeps the earlier tracked reads if an error leaves it.
         except _BugReported:
             return self._pace.not_ready
+
+    def _is_ending(self, document: Document) -> bool:
+        """Whether an object is being deleted, by itself or with its namespace. An object that was
+        created later than its namespace's deletion is in a new namespace of that name, of which
+        the watch hasn't reported yet: its topic has events, and must stay."""
+        metadata = document["metadata"]
+        deleted_at = self.ending_namespaces.get(metadata.get("namespace", ""))
+        return "deletionTimestamp" in metadata or (
+            deleted_at is not None and metadata.get("creationTimestamp", "") <= deleted_at
+        )
 
     async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
         """Reconcile one object, post its Event, and return when to reconcile it again. A bug is

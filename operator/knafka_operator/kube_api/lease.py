@@ -59,6 +59,8 @@ class Election:
         """The Lease as last observed; None: there is none."""
         self._changed_at = 0.0
         """When the stored Lease was last seen to change (seconds, monotonic)."""
+        self._claim_after = 0.0
+        """When the holder of a Lease that was deleted counts as dead (seconds, monotonic)."""
         self._leads_until: float | None = None
         """Until when this replica leads (seconds, monotonic); None: it doesn't."""
 
@@ -70,8 +72,12 @@ class Election:
     def observe(self, stored: Lease | None, now: float) -> None:
         """Record the stored Lease, read at `now`; None: there is none. If another replica holds it,
         this one no longer leads."""
-        if self._stored is None or stored is None or stored.version != self._stored.version:
+        previous = self._stored
+        if previous is None or stored is None or stored.version != previous.version:
             self._stored, self._changed_at = stored, now
+        if stored is None and previous is not None and previous.holder not in ("", self._me):
+            # Somebody deleted the Lease: its holder acts until a renewal fails.
+            self._claim_after = now + previous.duration
         if stored is not None and stored.holder != self._me:
             self._leads_until = None  # another replica has taken the Lease
 
@@ -79,7 +85,9 @@ class Election:
         """Whether this replica may claim or renew the Lease at `now`: nobody else holds it, or its
         holder counts as dead."""
         stored = self._stored
-        if stored is None or stored.holder in ("", self._me):
+        if stored is None:
+            return now >= self._claim_after
+        if stored.holder in ("", self._me):
             return True
         return now >= self._changed_at + stored.duration
 

@@ -103,6 +103,8 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._known: dict[Identity, Document] = {}
         """Type and metadata of the known objects; used by the thread only."""
+        self._version = ""
+        """The resourceVersion to follow from; empty: all objects must be listed."""
         self._failures = 0
         """Failures in a row."""
         self._closed = threading.Event()
@@ -127,28 +129,33 @@ class Watch:
     def _run(self) -> None:
         """List the objects and follow their changes until `close`; after an error, pause and
         continue. Runs in the watch's thread."""
-        version = ""  # the resourceVersion to follow from; empty: all objects must be listed
         while not self._closed.is_set():
             try:
-                if not version:
-                    version = self._list()
+                if not self._version:
+                    self._version = self._list()
                     self._report_synced(True)
-                version = self._follow(version)
+                self._follow()
             except _FAILURES as error:
-                # Before `_pause_after`, which counts this failure.
-                version = "" if self._must_list(error) else version
+                if self._must_list(error):  # before `_pause_after`, which counts this failure
+                    self._version = ""
                 self._pause_after(error)
             except Exception:  # any error: without this thread, changes would go unnoticed
-                version = ""
+                self._version = ""
                 log.exception("watching %s", self.selection)
                 self._report_synced(False)
                 self._closed.wait(MAX_PAUSE)
 
     def _must_list(self, error: Exception) -> bool:
         """Whether all objects must be listed again after this error: if the version has expired, if
-        the API server sent an ERROR event or malformed data, or after two failures in a row."""
+        the API server sent an ERROR event or malformed data, and whenever `_pause_after` reports
+        that the watch is out of sync, as only a list puts it in sync again."""
         status = getattr(error, "status", None)
-        return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
+        return (
+            isinstance(error, ValueError)
+            or status == EXPIRED
+            or status in REFUSED_STATUSES
+            or self._failures > 0
+        )
 
     def _pause_after(self, error: Exception) -> None:
         """Wait after a failed request, twice as long after each further failure in a row. After the
@@ -173,22 +180,22 @@ class Watch:
     def _list(self) -> str:
         """List all objects and report them, and the known objects that are gone; returns the
         resourceVersion from which to watch."""
-        listed: dict[Identity, Document] = {}
+        listed: set[Identity] = set()
         continue_token: str | None = None
         while True:
             page = self._api.list_page(self.selection, continue_token)
             items = [self._with_kind(item) for item in page.get("items") or ()]
-            listed.update((_identity(item), item) for item in items)
+            listed.update(_identity(item) for item in items)
             # Deletions first: a later report of one would remove the new object of that name.
             self._report((), [self._known[identity] for identity in self._recreated_objects(items)])
+            # Known from now on, as a later page may fail, and the object be deleted meanwhile.
+            self._known.update((_identity(item), _reduce_to_identity(item)) for item in items)
             self._report(items, ())
             continue_token = page["metadata"].get("continue")
             if not continue_token:
                 break
-        self._report((), [self._known[identity] for identity in self._known.keys() - listed.keys()])
-        self._known = {
-            identity: _reduce_to_identity(document) for identity, document in listed.items()
-        }
+        gone = self._known.keys() - listed
+        self._report((), [self._known.pop(identity) for identity in gone])
         return str(page["metadata"]["resourceVersion"])
 
     def _recreated_objects(self, items: Sequence[Document]) -> list[Identity]:
@@ -201,23 +208,24 @@ class Watch:
             if self._known[identity]["metadata"].get("uid") != uids[identity]
         ]
 
-    def _follow(self, version: str) -> str:
-        """Report changes after the resourceVersion `version` until the API server ends the watch;
-        returns the last version seen. Raises `_WatchError`, and the errors of `open_watch`."""
+    def _follow(self) -> None:
+        """Report changes after `_version` until the API server ends the watch. `_version` becomes
+        that of each change at once: after an error, no change is reported again. Raises
+        `_WatchError`, and the errors of `open_watch`."""
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
         response = self._response = self._api.open_watch(
-            self.selection, version, seconds, WATCH_SILENCE_TIMEOUT
+            self.selection, self._version, seconds, WATCH_SILENCE_TIMEOUT
         )
         self._failures = 0
         try:
             if self._closed.is_set():
-                return version  # `close` came before the response was set
+                return  # `close` came before the response was set
             for line in _yield_lines(response):
                 event = decode_json(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
                     raise _WatchError(document)
-                version = str(document["metadata"]["resourceVersion"])
+                self._version = str(document["metadata"]["resourceVersion"])
                 if event["type"] == "BOOKMARK":  # only reports the version
                     continue
                 document = self._with_kind(document)
@@ -230,7 +238,6 @@ class Watch:
         finally:
             self._response = None
             response.close()
-        return version
 
     def _with_kind(self, document: Document) -> Document:
         """Return the document with apiVersion and kind, which the objects in a list lack, and

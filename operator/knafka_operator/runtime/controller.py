@@ -276,15 +276,24 @@ class ClusterController(Controller):
 
     def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Enqueue all objects of a namespace that is being deleted. Kubernetes deletes them only
-        after all pods have ended, but functions' pods end only with their objects."""
+        after all pods have ended, but functions' pods end only with their objects. Once it is gone,
+        enqueue those of a new one of its name, which may have been reported before."""
         for namespace in changed:
             metadata = namespace["metadata"]
-            if "deletionTimestamp" in metadata and metadata["name"] not in self.ending_namespaces:
-                self.ending_namespaces.add(metadata["name"])
-                for selection in self._kinds_by_selection:
-                    for identity in self._cluster.identities_in(selection, metadata["name"]):
-                        self._operator.queue.enqueue((selection.kind, *identity))
-        self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
+            deleted_at = metadata.get("deletionTimestamp")
+            if deleted_at and metadata["name"] not in self.ending_namespaces:
+                self.ending_namespaces[metadata["name"]] = deleted_at
+                self._enqueue_namespace(metadata["name"])
+        for namespace in gone:
+            name = namespace["metadata"]["name"]
+            if self.ending_namespaces.pop(name, None) is not None:
+                self._enqueue_namespace(name)
+
+    def _enqueue_namespace(self, name: str) -> None:
+        """Enqueue all known objects of our kinds in a namespace."""
+        for selection in self._kinds_by_selection:
+            for identity in self._cluster.identities_in(selection, name):
+                self._operator.queue.enqueue((selection.kind, *identity))
 
     def _wake_service_readers(self, pod: Document) -> None:
         """Enqueue the objects whose reconciliation has read the Service of this pod, which is
