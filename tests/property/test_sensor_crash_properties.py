@@ -14,6 +14,9 @@ from support.memory.transactions import Interruption
 from support.memory_sensors import PROCESSES, WAIT, End, Interrupt, MemorySensor, Run, Send
 from support.sensors import Routed
 
+from knafka.sensor import batch, expiry, ordering, processor
+from knafka.sensor.batch import MAX_BATCH_RECORDS
+
 
 @dataclass(frozen=True)
 class Change:
@@ -66,19 +69,37 @@ def late(events: Sequence[Routed]) -> list[str]:
 
 @pytest.mark.conformance("BUS-14", "BUS-15", "BUS-17", "BUS-19", "BUS-24", "BUS-38")
 @settings(deadline=None)
-@given(st.integers(1, 3), schedules)
+@given(st.integers(1, 3), st.booleans(), st.sampled_from([2, MAX_BATCH_RECORDS]), schedules)
 @example(
     partitions=1,
+    by_sender=False,
+    batch_limit=MAX_BATCH_RECORDS,
     schedule=[
         *[Interrupt(0, Interruption.ABORT)] * 3,
         Send("a", "x", 0),
         Send("a", "x", 0),
     ],
 )
+@example(  # the event has two records, between which the first batch ends
+    partitions=1,
+    by_sender=True,
+    batch_limit=2,
+    schedule=[Run(0), Send("a", "x", 0), Interrupt(1, Interruption.LOSE_AFTER)],
+)
 def test_whatever_ends_when_each_condition_fires_exactly_once(
-    partitions: int, schedule: list[Send | Run | Interrupt | End | Change]
+    partitions: int,
+    by_sender: bool,
+    batch_limit: int,
+    schedule: list[Send | Run | Interrupt | End | Change],
 ) -> None:
-    world = MemorySensor(partitions)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (batch, expiry, ordering, processor):
+            patch.setattr(module, "MAX_BATCH_RECORDS", batch_limit)
+        _check(MemorySensor(partitions, by_sender=by_sender), schedule)
+
+
+def _check(world: MemorySensor, schedule: Sequence[Send | Run | Interrupt | End | Change]) -> None:
+    """Follow the schedule, and compare what has fired with what the trigger topic says."""
     for each in schedule:
         match each:
             case Send():

@@ -208,9 +208,9 @@ class BusProgress:
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for commit in committed.values():
-                self._times.note_sender_times(records.parse_routed(commit.metadata))
+                self._times.note_sender_times(records.parse_routed(commit.metadata, now))
             for number in self._ends.keys() - self._queues.keys():
-                self._note_commit(number, committed.get(number), self._ends[number])
+                self._note_commit(number, committed.get(number), self._ends[number], now)
 
     def _note_reached_ends(self, now: int) -> None:
         """Set `reached_request_at` to the time of the latest request whose ends are all reached.
@@ -236,14 +236,14 @@ class BusProgress:
         return number in self.stalled or (end is not None and position >= end)
 
     def _note_commit(
-        self, number: int, committed: OffsetAndMetadata | None, end: int | None
+        self, number: int, committed: OffsetAndMetadata | None, end: int | None, now: int
     ) -> None:
         """Note what another process has committed for a partition (`committed` None: nothing). The
-        commit was requested just after the partition's end, which is the offset `end` (None: not
-        known)."""
+        commit was requested at `now`, just after the partition's end, which is the offset `end`
+        (None: not known)."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
-        routed = Routed() if committed is None else records.parse_routed(committed.metadata)
+        routed = Routed() if committed is None else records.parse_routed(committed.metadata, now)
         until = routed.until
         if end is not None and offset >= end:
             at_end = self._appended_from

@@ -74,13 +74,13 @@ class Ordering:
 
     # Partitions
 
-    def on_assigned(self, partition: Partition, position: int, metadata: str) -> None:
-        """Take over a partition of the bus or the trigger topic; `position` and `metadata` are the
-        offset and the text of its last commit."""
+    def on_assigned(self, partition: Partition, position: int, metadata: str, now: int) -> None:
+        """Take over a partition of the bus or the trigger topic at `now` (ms); `position` and
+        `metadata` are the offset and the text of its last commit."""
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:
-            self._bus.on_assigned(number, position, records.parse_routed(metadata))
+            self._bus.on_assigned(number, position, records.parse_routed(metadata, now))
         else:
             self._watermark.forget()
             self._read_to[number] = position

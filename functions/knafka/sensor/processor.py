@@ -262,7 +262,7 @@ class Processor:
         for partition, committed in partitions.items():
             position = 0 if committed is None else committed.offset
             metadata = "" if committed is None else committed.metadata
-            self._ordering.on_assigned(partition, position, metadata)
+            self._ordering.on_assigned(partition, position, metadata, self._now)
             if partition.topic == self._sensor.trigger_topic:
                 number = partition.number
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)

@@ -120,15 +120,16 @@ class InOrder(Generic[T]):
     def take(
         self, limit: int, max_waiting: int = 2**63, max_waiting_bytes: int = 2**63
     ) -> Iterator[tuple[T, int]]:
-        """Take and yield at most `limit` records that are next in order or late, each with its
-        lateness in ms (0: in order).
+        """Take and yield `limit` records that are next in order or late, each with its lateness in
+        ms (0: in order), and beyond `limit` those that aren't after the last one taken, such as
+        another record of its event: `taken` says that all of these were taken.
 
         While more than `max_waiting` records or `max_waiting_bytes` bytes wait, the earliest record
         is also yielded, although an earlier event may still be read. By default these two numbers
         are unlimited.
         """
         waiting = self._waiting
-        while waiting and limit > 0:
+        while waiting and (limit > 0 or waiting[0][0] <= self._last):
             is_next_or_late = waiting[0][0] <= max(self._read_place, self._last)
             is_within_limits = len(waiting) <= max_waiting and self.bytes <= max_waiting_bytes
             if not is_next_or_late and is_within_limits:

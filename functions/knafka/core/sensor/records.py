@@ -22,7 +22,7 @@ from knafka.core.events.kafka_binding import RecordHeaders, to_record
 from knafka.core.progress import MARK_LENGTH, MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
 from knafka.core.sensor.order import Place, Routed, Taken
-from knafka.core.times import rfc3339
+from knafka.core.times import MAX_CLOCK_SKEW_MS, rfc3339
 
 FIRED: Final = "dev.knafka.sensor.fired"
 """The type of the event that is written for a firing."""
@@ -227,12 +227,16 @@ def bus_metadata(routed: Routed) -> str:
     return json.dumps(own_values) if own_values else ""
 
 
-def parse_routed(metadata: str) -> Routed:
+def parse_routed(metadata: str, now: int) -> Routed:
     """Decode from a commit's metadata up to which time a partition of the bus was routed to
-    triggers; `Routed()`, which says nothing, if the metadata aren't ours."""
+    triggers; `Routed()`, which says nothing, if the metadata aren't ours. A time that is later than
+    `now` (ms) by more than `MAX_CLOCK_SKEW_MS` is from a process whose clock was wrong: it counts
+    as not known, or events would be out of order until that time has come."""
     try:
         values = json.loads(metadata)
         until = values.get(UNTIL)
+        if until is not None and int(until) > now + MAX_CLOCK_SKEW_MS:
+            until = None
         return Routed(None if until is None else int(until), bool(values.get(BY_SENDER_KEY)))
     except (ValueError, AttributeError, TypeError):
         return Routed()
