@@ -77,20 +77,22 @@ class ContractFollower(Generic[E]):
         self.contract: Contract[E] = Contract()
         """The present contract; each change replaces the object."""
         self.is_ready = False
-        """Whether the topic's end was reached once."""
+        """Whether the topic's end was reached once, and the listeners have applied the contract."""
         self.problem = ""
-        """Why the topic can't be read now; empty: it can."""
+        """Why the topic can't be read or applied now; empty: it can."""
         self.listeners: list[Callable[[], None]] = []
-        """Functions that are called after each change."""
+        """Functions that are called after each change; if one raises, all are called again."""
+        self._applied: Contract[E] | None = None
+        """The contract that all listeners were called for; None: there was none yet."""
         self._parser = parser
         self._open_reader = open_reader
         self._failures = 0
-        """Number of failed attempts to read the topic since it was last read to its end."""
+        """Number of failed attempts since the topic was last read to its end and applied."""
         self._ready = asyncio.Event()
         """Set when `is_ready` becomes True."""
 
     async def wait_until_ready(self) -> None:
-        """Wait until the topic's end was reached once."""
+        """Wait until `is_ready` is True."""
         await self._ready.wait()
 
     async def follow(self) -> None:
@@ -176,12 +178,13 @@ class ContractFollower(Generic[E]):
 
     def _publish(self, contract: Contract[E]) -> None:
         """Make this contract the present one, and call the listeners if it differs from the one
-        before."""
+        that they have applied. Raises whatever a listener raises; then `follow` reads the topic
+        again, and all listeners are called again, even if nothing has changed."""
+        if contract != self._applied:
+            self.contract = contract
+            for listener in list(self.listeners):
+                listener()
+            self._applied = contract
+            self.is_ready = True
+            self._ready.set()
         self._failures, self.problem = 0, ""
-        if self.is_ready and contract == self.contract:
-            return
-        self.contract = contract
-        self.is_ready = True
-        self._ready.set()
-        for listener in list(self.listeners):
-            listener()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import base64
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
@@ -90,6 +92,14 @@ def test_the_deliveries_always_fit_and_the_lowest_ranges_with_them(
 @given(st.text(max_size=200) | st.text("k1:AB+/=", max_size=60).map("k1:".__add__))
 def test_metadata_of_somebody_else_tells_nothing_and_breaks_nothing(text: str) -> None:
     assert isinstance(decode(7, text, POLICY), Progress)
+
+
+@given(st.binary(max_size=200), st.integers(0, 3000), st.binary(max_size=40))
+@example(bytes(4), 2000, b"\x01\x01" + bytes(7))
+def test_numbers_of_any_length_break_nothing(start: bytes, length: int, rest: bytes) -> None:
+    body = start + b"\xff" * length + rest
+    decoded = decode(7, "k1:" + base64.b64encode(body).decode(), POLICY)
+    assert all(first < 2**70 for first, _ in decoded.settled)
 
 
 def test_twenty_thousand_settled_ahead_of_a_hundred_take_some_hundred_characters() -> None:

@@ -24,6 +24,8 @@ class Api:
     url: str = ""
     status: int = 200
     body: bytes = b""
+    raw: bytes | None = None
+    """Answers these bytes in place of a response, and closes; None: a whole response."""
     tokens: list[str] = field(default_factory=list)
     """`Authorization` of each request."""
 
@@ -36,6 +38,10 @@ class Api:
         self.status = self.status if accepted or "/jwks" not in lines[0][0] + lines[0][2] else 406
         location = f"Location: {self.url}/elsewhere\r\n" if self.status == 302 else ""
         length = f"Content-Length: {len(self.body)}\r\nConnection: close\r\n"
+        if self.raw is not None:
+            writer.write(self.raw)
+            await writer.drain()
+            return
         writer.write(f"HTTP/1.1 {self.status} X\r\n{location}{length}\r\n".encode() + self.body)
         await writer.drain()
 

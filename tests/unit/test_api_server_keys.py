@@ -235,6 +235,36 @@ async def test_the_api_server_is_asked_with_the_pods_token_and_ca(tmp_path: Path
         assert len(api.tokens) == 4, "nobody is redirected to"
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n400\r\n{",
+        b"a proxy restarts\r\n\r\n",
+    ],
+    ids=["a cut chunk", "no HTTP"],
+)
+async def test_a_response_that_is_cut_or_no_http_is_an_error_of_the_connection(
+    tmp_path: Path, raw: bytes
+) -> None:
+    """As such it is waited out, like all others: Python's library raises no `OSError` for it."""
+    async with serving_tls(tmp_path) as api:
+        (tmp_path / "token").write_text("secret")
+        api.raw = raw
+        with pytest.raises(OSError, match="no whole response"):
+            await asyncio.to_thread(fetch_with_credentials(api.url, tmp_path), JWKS)
+
+
+@pytest.mark.looptime
+async def test_an_error_that_nobody_has_foreseen_ends_no_reading(server: ApiServer) -> None:
+    async with followed(server) as keys:
+        server.error = RuntimeError("unforeseen")
+        await asyncio.sleep(KEY_READ_INTERVAL + 1)
+        assert keys.find(KEY_ID) is not None, "the last keys stay in use"
+        server.error, server.jwks = None, jwks(jwk(EC_KEY, "new"))
+        await asyncio.sleep(2 * FAILED_READ_INTERVAL)
+        assert keys.find("new") is not None
+
+
 async def test_another_ca_is_not_believed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE
 
+from knafka.core.authorization import FILTER_EFFORT, Authorization
 from knafka.core.cesql import MAX_EFFORT, MAX_LENGTH, compile_expression
 from knafka.core.cesql.patterns import compile_pattern
-from knafka.core.filters.declared_filters import CESQL, AttributesFilter
+from knafka.core.contract import Policy
+from knafka.core.filters.declared_filters import CESQL, Any_, AttributesFilter, Exact, Filter, Not
 from knafka.core.filters.predicates import compile_trigger
 
 LARGE = "x" * 900_000
@@ -104,6 +106,52 @@ def test_what_one_thread_spends_is_none_of_anothers() -> None:
     for thread in threads:
         thread.join()
     assert failed == []
+
+
+# The policies of one Broker or channel, whose receiver serves other namespaces, too.
+
+HALF = CESQL(cesql="LENGTH(CONCAT(x, x, x, x, x)) > 0")
+"""True of an event with a large `x`; takes more than half of the effort that is allowed."""
+
+
+def negated(filter_: Filter) -> Not:
+    return Not.model_validate({"not": filter_})
+
+
+def admits(*filters: Filter, events: list[dict[str, str]]) -> bool:
+    """Whether a sender may send a request with these events by one policy for each filter."""
+    policies = [Policy(subjects=("*",), filters=(each,)) for each in filters]
+    verdict = Authorization(policies, "deny-all", "shop").verdict("sender")
+    assert callable(verdict)
+    return verdict(events)
+
+
+def test_all_that_policies_ask_of_a_request_shares_one_effort() -> None:
+    large, small = {"x": LARGE}, {"x": "small"}
+    refuses = negated(HALF)
+    assert admits(HALF, events=[large])
+    assert admits(HALF, events=[small] * 1000)
+    assert not admits(HALF, events=[large, large])
+    assert not admits(refuses, refuses, events=[large])
+    assert not admits(Any_(any=(refuses, HALF)), events=[large])
+    assert admits(HALF, events=[large]), "the next request has all of it again"
+
+
+def test_a_negated_policy_admits_nothing_that_is_too_much_for_it() -> None:
+    too_much = CESQL(cesql=EXPRESSIONS["CONCAT of 300"])
+    assert not compile_expression(too_much.cesql).matches({"x": LARGE})
+    assert not admits(negated(too_much), events=[{"x": LARGE}])
+
+
+def test_a_request_of_many_events_for_large_policies_is_refused_soon() -> None:
+    """Small attributes, and filters that hold as much text as one Broker's may."""
+    filters = [Exact(exact={"a": "b" * 28}) for _ in range(900)]
+    events = [{"a": "c"}] * 1000
+    assert MAX_EFFORT / FILTER_EFFORT < 900 * 28 * 1000
+    began = time.thread_time()
+    assert not admits(*filters, negated(Exact(exact={"a": "b"})), events=events)
+    assert time.thread_time() - began < PATIENCE / 4
+    assert admits(*filters, negated(Exact(exact={"a": "b"})), events=events[:10])
 
 
 def reference(pattern: str) -> re.Pattern[str]:

@@ -184,3 +184,44 @@ async def test_a_topic_that_begins_anew_is_read_from_its_start(following: Follow
     await following.at(end)
     assert following.groups == {"group-7"}
     assert set() not in following.seen, "nothing is stopped that goes on"
+
+
+async def test_a_change_that_a_listener_fails_to_apply_is_applied_later(
+    following: Following,
+) -> None:
+    """Even if the topic gets no other record: what was read counts only once it is applied."""
+    following.begin()
+    await following.at(following.topic.write(SHARD, egress(0)))
+    failures = 3
+
+    def fail() -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise RuntimeError("not now")
+
+    following.follower.listeners.insert(0, fail)
+    following.topic.write(SHARD, egress(1))
+    await until(lambda: following.follower.problem, within=20)
+    assert following.follower.problem == "RuntimeError: not now"
+    assert following.seen[-1] == {"group-0"}
+    await until(lambda: following.seen[-1] == {"group-0", "group-1"}, within=60)
+    await until(lambda: not following.follower.problem, within=20)
+
+
+async def test_it_is_not_ready_before_its_listeners_have_applied_the_contract(
+    following: Following,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("not now")
+
+    following.follower.listeners.append(fail)
+    following.topic.write(SHARD, egress(0))
+    following.begin()
+    await until(lambda: following.follower.problem, within=20)
+    opened = following.opened
+    await asyncio.sleep(100)
+    assert not following.follower.is_ready
+    assert following.opened - opened <= 15, "later each time"
+    following.follower.listeners.pop()
+    await asyncio.wait_for(following.follower.wait_until_ready(), 11)

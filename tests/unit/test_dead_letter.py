@@ -14,6 +14,7 @@ from knafka.core.dead_letter import (
     Origin,
     attempt_log,
     dead_letter_of,
+    event_of_dead_letter,
     extensions_of,
     headers_for_replay,
     parse_attempt_log,
@@ -152,6 +153,22 @@ def test_a_structured_record_is_dead_lettered_in_binary_mode_with_its_data_untou
     assert attributes["id"] == "1"
     assert attributes["datacontenttype"] == "application/json"
     assert attributes["knafkareason"] == "status"
+
+
+def test_no_extension_replaces_an_attribute_of_an_event_whose_data_are_events() -> None:
+    """KN-BRK-10, KN-DLV-08."""
+    document = (
+        b'{"specversion":"1.0","id":"1","source":"/s","type":"t","team":"own","knafkahops":"2",'
+        b'"datacontenttype":"application/cloudevents+json","data":{"id":  "2"}}'
+    )
+    why = replace(failure(), extensions=[("team", "red"), ("floor", "2")])
+    structured = [("content-type", b"application/cloudevents+json")]
+    headers, value = dead_letter_of(structured, document, why, ORIGIN)
+    stored = read(headers, value).attributes
+    assert stored["team"] == "own"
+    assert "knafkahops" not in stored, "a replay begins anew"
+    event = event_of_dead_letter(headers, value)
+    assert (event.attributes["team"], event.attributes["floor"]) == ("own", "2")
 
 
 def test_an_undecodable_record_keeps_its_raw_bytes_and_headers() -> None:

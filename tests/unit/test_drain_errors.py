@@ -16,8 +16,9 @@ from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, parse_attempt_l
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.dispatcher.engine import intake
-from knafka.dispatcher.engine.pending import PendingEvent
+from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent
 from knafka.dispatcher.engine.sending import dead_letter_delivery
+from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
@@ -115,6 +116,26 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
     assert told["ce_knafkalasttime"].endswith(b"Z")
     assert [each for each in world.subscriber.ids if each != BAD] == ["1", "4", "3"]
     assert world.committed == {0: 4}
+
+
+async def test_an_event_that_a_bug_breaks_in_its_backoff_is_dead_lettered_with_its_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What an earlier dispatcher stored of it doesn't send it to its subscriber without data."""
+
+    async def refuse(request: Request) -> Response:
+        return response(500)
+
+    world = World(refuse, delivery=Delivery(retry=5, backoff_delay=100))
+    world.send(BAD, "k", b"bad data")
+    await world.run(stop_after=5)
+    breaks(monkeypatch, intake, "read")
+    progress = await world.run()
+    assert (progress.retried, progress.dead_lettered) == (0, 1)
+    told = story(world)
+    assert (told["ce_knafkareason"], told["ce_knafkaattempts"]) == (b"internal-error", b"1")
+    assert world.subscriber.ids == [BAD]
+    assert world.committed == {0: 1}
 
 
 async def test_a_bug_in_a_later_attempt_is_told_after_the_attempts_before_it() -> None:
@@ -216,4 +237,20 @@ async def test_a_bug_of_the_drain_itself_ends_it_aloud(monkeypatch: pytest.Monke
         await world.run()
     assert world.committed == {0: 1}
     assert world.records_of(DEAD) == []
+    assert world.log.groups["group"].members == [], "it has left"
+
+
+async def test_a_bug_in_a_commit_ends_the_drain_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without commits, it would deliver on and on what the next one delivers again."""
+
+    def broken(self: AssignedPartition, policy: int) -> OffsetAndMetadata | None:
+        monkeypatch.undo()  # the last commit succeeds
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(AssignedPartition, "to_commit", broken)
+    world = World()
+    world.send("1", "k")
+    with pytest.raises(ZeroDivisionError):
+        await world.begin(world.drain(), idle=60)
+    assert world.committed == {0: 1}
     assert world.log.groups["group"].members == [], "it has left"

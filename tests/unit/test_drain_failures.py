@@ -99,6 +99,28 @@ async def test_a_retry_after_that_cant_be_used_is_as_none(value: str) -> None:
     assert (progress.delivered, progress.dead_lettered) == (1, 0)
 
 
+async def test_a_timer_that_fires_just_before_a_pause_ends_is_started_again_for_a_millisecond() -> (
+    None
+):
+    """asyncio's timers fire early by the clock's resolution: the drain asked its clock without
+    end."""
+    loop = asyncio.get_running_loop()
+
+    async def answer(request: Request) -> Response:
+        if len(world.subscriber.posts) > 1:
+            return response()
+        await asyncio.sleep(3.012 - loop.time())
+        assert loop.time() + 1.0 > 4.012, "the pause ends between two times that the clock shows"
+        return response(503, retry_after="1")
+
+    delivery = Delivery(retry=1, backoff_delay=0.1, retry_after_max=10)
+    world = World(answer, delivery=delivery)
+    world.send("1")
+    progress = await world.run()
+    assert progress.delivered == 1
+    assert 4.0129 < world.subscriber.times[1] < 4.1
+
+
 @pytest.mark.conformance("KN-DLV-03", "KN-DLV-08")
 async def test_an_attempt_that_times_out_is_retried_and_dead_lettered_without_a_code() -> None:
     """KN-DLV-03, KN-DLV-08."""

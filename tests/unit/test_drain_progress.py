@@ -18,6 +18,7 @@ from support.drains import (
     response,
     until,
 )
+from support.memory.records import Marker
 
 from knafka.core.contract import BackoffPolicy, Delivery, Order
 from knafka.core.dead_letter import parse_attempt_log
@@ -177,6 +178,31 @@ async def test_who_goes_on_hands_on_what_it_has_not_read_yet() -> None:
     posted = Counter(world.subscriber.ids)
     assert {posted[str(number)] for number in range(100) if number % 20} == {1}
     assert {posted[f"bad-{number}"] for number in range(0, 100, 20)} == {4}
+
+
+@pytest.mark.parametrize("later", [["new"], []], ids=["a later record", "the end alone"])
+async def test_a_record_that_compaction_removed_in_its_backoff_holds_no_commit(
+    later: list[str],
+) -> None:
+    async def answer(request: Request) -> Response:
+        return response(500 if id_of(request) == "removed" else 200)
+
+    world = World(answer, delivery=Delivery(retry=5, backoff_delay=100))
+    world.send("removed", "k")
+    world.send("other", "x")
+    await world.run(stop_after=5)
+    assert world.committed == {0: 0}
+    world.log.topics[TOPIC][0][0] = Marker(TOPIC, 0, 0, None, None, None)
+    for event in later:
+        world.send(event, "k")
+    drain = world.drain()
+    running = world.begin(drain, idle=60)
+    await until(lambda: world.committed == {0: 2 + len(later)})
+    assert not drain.partitions[0].restored, "no state is left that waits for its record"
+    drain.stop()
+    await running
+    await world.run()
+    assert Counter(world.subscriber.ids) == Counter(["removed", "other", *later])
 
 
 async def test_an_edited_policy_begins_its_retries_anew_and_keeps_the_count_of_attempts() -> None:

@@ -131,6 +131,41 @@ def test_header_values_are_decoded_once(sent: bytes, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "name", "meant"),
+    [
+        (b"1.0", "dataschema", "x:a%20b"),
+        (b"0.3", "schemaurl", "x:a%20b"),
+        (b"1.0", "schemaurl", "x:a b"),
+        (b"0.3", "dataschema", "x:a b"),
+    ],
+)
+@pytest.mark.parametrize("is_version_last", [False, True])
+def test_only_the_schema_attribute_of_an_events_own_version_is_a_uri(
+    version: bytes, name: str, meant: str, is_version_last: bool
+) -> None:
+    """CE-H6: the other version's is an extension, which is decoded as all are; also when it was
+    delivered, and comes again."""
+    headers = [
+        (b"ce-specversion", version), (b"ce-id", b"1"), (b"ce-source", b"/s"), (b"ce-type", b"t"),
+        (b"ce-" + name.encode(), b" x:a%20b\t"),
+    ]  # fmt: skip
+    draft = record_of(headers[::-1] if is_version_last else headers, b"")
+    assert dict(draft.headers)[f"ce_{name}"] == meant.encode()
+    lines = head_of(read(draft.headers, draft.value).attributes).split(b"\r\n")[:-1]
+    again = record_of(
+        [(header, value) for header, _, value in (x.partition(b": ") for x in lines)], b""
+    )
+    assert sorted(again.headers) == sorted(draft.headers)
+
+
+@pytest.mark.parametrize("name", [b"ce-schemaurl", b"ce-dataschema"])
+def test_a_schema_that_comes_twice_and_once_is_not_utf8_is_refused(name: bytes) -> None:
+    said = problem([*REQUIRED, (name, b"x:y"), (name, b"%FF")])
+    assert "given more than once" in said
+    assert "is not UTF-8" in said
+
+
+@pytest.mark.parametrize(
     "value", [b"%C0%A0", b"%ED%A0%80", b"%FF", b"\xff%FF", b"%E2%82", b'"%FF"']
 )
 def test_values_that_are_not_utf8_are_refused(value: bytes) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -172,6 +174,101 @@ async def test_more_bytes_in_flight_than_the_limit_are_busy() -> None:
     world.log.release()
     assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
     assert (await world.answer(body=b"x" * 400)).status == 202
+
+
+class OneSickTopicWriter(MemoryWriter):
+    """Takes no events of the topic `sick`, which has no leader, until `recover` is called."""
+
+    def __init__(self, memory: MemoryLog) -> None:
+        super().__init__(memory)
+        self._waiting: list[Callable[[LogError | None], None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return super().in_flight + len(self._waiting)
+
+    def append(self, topic: str, *record: Any) -> None:
+        if topic == "sick":
+            self._waiting.append(record[-1])
+        else:
+            super().append(topic, *record)
+
+    def recover(self) -> None:
+        while self._waiting:
+            self._waiting.pop()(None)
+
+
+class Neighbours:
+    """Two Brokers of one receiver, of which one's topic is sick, and the answers of each."""
+
+    def __init__(self, limits: Limits) -> None:
+        memory = MemoryLog()
+        memory.create("events")
+        self.writer = OneSickTopicWriter(memory)
+        self.sick = ingress(topic="sick").model_copy(update={"namespace": "sick"})
+        self.well = ingress().model_copy(update={"namespace": "well"})
+        self.ingest = IngestHandler([self.sick, self.well], [self.writer] * 2, limits)
+
+    def ask(self, declared: Ingress, body: bytes = b"", events: int = 1) -> Counter[int]:
+        """The answers, by status, that come at once or within a turn of the loop."""
+        statuses: Counter[int] = Counter()
+        path = declared.path.encode()
+        for _ in range(events):
+            self.ingest.handle(
+                b"POST", path, MINIMAL.headers, body, lambda each: statuses.update([each.status])
+            )
+        return statuses
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "waiting"),
+    [
+        (Limits(in_flight=20), b"", 10),
+        (Limits(in_flight_bytes=100_000), b"x" * 2_000, 19),
+    ],
+    ids=["events", "bytes"],
+)
+async def test_a_broker_whose_topic_takes_no_events_leaves_room_for_the_others(
+    limits: Limits, body: bytes, waiting: int
+) -> None:
+    neighbours = Neighbours(limits)
+    refused = neighbours.ask(neighbours.sick, body, 100)
+    assert refused == {503: 100 - waiting}
+    for _ in range(5):
+        answers = neighbours.ask(neighbours.well, body, 3)
+        await asyncio.sleep(0)
+        assert answers == {202: 3}
+    # The contract is read again: what waits still counts.
+    again = [each.model_copy() for each in (neighbours.sick, neighbours.well)]
+    neighbours.ingest.serve([(each, neighbours.writer) for each in again])
+    assert neighbours.ask(neighbours.sick, body, 3) == {503: 3}
+    neighbours.writer.recover()
+    assert refused == {503: 100 - waiting, 202: waiting}
+    assert neighbours.ask(neighbours.sick, body, 100) == {503: 100 - waiting}
+
+
+async def test_a_batch_too_may_hold_only_what_it_leaves_to_other_brokers() -> None:
+    neighbours = Neighbours(Limits(in_flight=20))
+    statuses: list[int] = []
+    event = b'{"specversion":"1.0","id":"1","source":"/s","type":"t"}'
+    for _ in range(5):
+        neighbours.ingest.handle(
+            b"POST", b"/sick/broker",
+            [(b"content-type", b"application/cloudevents-batch+json")],
+            b"[" + b",".join([event] * 4) + b"]",
+            lambda each: statuses.append(each.status),
+        )  # fmt: skip
+    assert statuses == [503, 503, 503]
+    neighbours.writer.recover()
+    assert statuses == [503, 503, 503, 202, 202]
+    assert neighbours.ask(neighbours.sick, events=11) == {503: 1}
+
+
+async def test_an_event_may_take_all_the_room_that_nobody_else_uses() -> None:
+    neighbours = Neighbours(Limits(in_flight_bytes=100_000))
+    assert neighbours.ask(neighbours.sick, b"x" * 90_000) == {}
+    assert neighbours.ask(neighbours.sick, b"x") == {503: 1}
+    assert neighbours.ask(neighbours.well, b"x" * 90_000) == {503: 1}, "memory is bounded"
 
 
 async def test_attributes_count_for_the_bytes_in_flight() -> None:

@@ -109,6 +109,28 @@ async def test_a_dead_letter_that_comes_back_to_its_own_broker_ends_in_the_topic
     assert drain.progress().loop == "its dead letters come back from their sink, 3 in a row"
 
 
+@pytest.mark.parametrize("kind", ["cloudevents", "cloudevents-batch"])
+@pytest.mark.conformance("KN-BRK-13", "KN-DLV-08")
+async def test_a_dead_letter_whose_data_are_events_has_its_count_and_its_story_in_the_event(
+    kind: str,
+) -> None:
+    """Headers beside such an event, which is a JSON document in its record, are no attributes."""
+    looping = Looping(refuse)
+    world = looping.world
+    world.send("1", "k", b'{"a": 1.10}', datacontenttype=f"application/{kind}+json")
+    await world.run()
+    assert looping.attempts == {SUBSCRIBER: MAX_HOPS + 1, SINK: MAX_HOPS}
+    for round_, letter in enumerate(world.events_of(TOPIC)[1:], 1):
+        assert letter.attributes["knafkahops"] == str(round_)
+        assert letter.attributes["knativeerrordest"] == SUBSCRIBER
+        assert letter.attributes["knafkaoffset"] == str(round_ - 1)
+        assert letter.data == b'{"a": 1.10}'
+    (stored,) = world.events_of(DEAD)
+    own = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "k"}
+    own["datacontenttype"] = f"application/{kind}+json"
+    assert (stored.attributes, stored.data) == (own, b'{"a": 1.10}'), "what a replay sends"
+
+
 @pytest.mark.conformance("KN-BRK-13")
 async def test_a_dead_letter_that_goes_round_two_brokers_ends_too() -> None:
     first = Looping(refuse)

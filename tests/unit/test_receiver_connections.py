@@ -62,6 +62,50 @@ async def test_the_sweep_looks_at_every_connection(
         assert await second.closed() == b""
 
 
+class BrokenConnection:
+    """An `OpenConnection` that fails whatever is asked of it."""
+
+    last_progress_at = 0.0
+    is_aborted = False
+
+    def expire(self, now: float) -> None:
+        raise RuntimeError("broken")
+
+    def give_up_request(self) -> None:
+        raise RuntimeError("broken")
+
+    def forget_route(self) -> None:
+        raise RuntimeError("broken")
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_a_connection_that_fails_ends_no_sweep_and_only_itself(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SWEEP_INTERVAL", 0.02)
+    monkeypatch.setattr(protocol, "IDLE_TIMEOUT", 0.05)
+    broken = BrokenConnection()
+    server.shared.open.add(broken)
+    server.shared.close()
+    server.shared._sweep()
+    async with server.connect() as wire:
+        assert await wire.closed() == b""
+    assert broken.is_aborted
+    server.shared.open.discard(broken)
+
+
+async def test_a_slow_connection_that_fails_takes_the_room_from_nobody(server: Server) -> None:
+    broken = BrokenConnection()
+    server.shared.open.add(broken)
+    server.shared.receiving_bytes = 2**40
+    server.shared.make_room()
+    assert broken.is_aborted
+    server.shared.receiving_bytes = 0
+    server.shared.open.discard(broken)
+
+
 @pytest.mark.parametrize("body", [b"", b"half"])
 async def test_a_sender_that_hangs_up_mid_request_stores_nothing(
     server: Server, body: bytes

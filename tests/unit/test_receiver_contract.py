@@ -21,7 +21,7 @@ from knafka import contract_topic
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.documents import dump
-from knafka.core.errors import LogError
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import Record
 from knafka.receiver import function
 from knafka.receiver.function import ReceiverFunction
@@ -157,6 +157,43 @@ async def test_an_open_connection_goes_where_the_channel_goes(world: World) -> N
         wire.send(post(path=b"/shop/orders"))
         assert (await wire.response()).status == 202
     assert (world.stored("orders"), world.stored("bills")) == (1, 1)
+
+
+async def test_a_channel_whose_writer_can_not_be_opened_is_503_until_it_can_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as after a change of the Secret for Kafka, which open clients don't notice."""
+    monkeypatch.setattr(function, "WRITER_RETRY_INTERVAL", 0.05)
+    await world.serve(ORDERS)
+    tuned_kafka = BILLS.kafka.model_copy(update={"producer": {"linger.ms": "5"}})
+    tuned = channel("tuned", topic="events").model_copy(update={"kafka": tuned_kafka})
+    attempts, is_broken = 0, True
+
+    def open_writer(configuration: object) -> MemoryWriter:
+        nonlocal attempts
+        attempts += 1
+        if is_broken:
+            raise InvalidDocument("password", "missing in the Secret for Kafka")
+        return MemoryWriter(world.log)
+
+    monkeypatch.setattr(function, "KafkaWriter", open_writer)
+    await world.serve(tuned, BILLS)
+    await world.remove(ORDERS)
+    async with connected(world.port) as wire:
+        assert await world.statuses(wire, BILLS) == [202, 202]
+        wire.send(post(path=ORDERS.path.encode()) + post(path=tuned.path.encode()))
+        assert await wire.statuses(2) == [404, 503]
+        wire.send(request(b"GET", b"/contract", b"x"))
+        refused = json.loads((await wire.response()).body)["refused"]
+        assert "missing in the Secret for Kafka" in refused[tuned.path]
+        attempts = 0
+        await until(lambda: attempts > 1, within=10)
+        is_broken = False
+        await until(lambda: world.receiver.ingest.find_route(tuned.path.encode()), within=10)
+        assert await world.statuses(wire, tuned, BILLS) == [202, 202, 202, 202]
+        attempts = 0
+        await asyncio.sleep(0.2)
+        assert not attempts, "nothing is left to try"
 
 
 async def test_a_request_that_began_before_a_removal_is_finished(world: World) -> None:

@@ -283,6 +283,14 @@ async def test_a_request_without_exactly_one_bearer_token_is_refused(
     assert world.send(headers) == 401
 
 
+@pytest.mark.parametrize(
+    "credentials", [b"Bearer  %b", b"bearer %b ", b"Bearer %b\t", b"BEARER   %b \t"]
+)
+async def test_whitespace_around_a_token_is_no_part_of_it(world: World, credentials: bytes) -> None:
+    """RFC 9110: several spaces may follow the scheme (11.4), and whitespace a header (5.5)."""
+    assert world.send(((b"authorization", credentials % token()),)) == 202
+
+
 async def test_a_token_is_not_stored_with_the_event(world: World) -> None:
     given = token()
     assert world.send(bearer(given)) == 202

@@ -425,6 +425,39 @@ async def test_more_partitions_than_records_may_wait_go_on_after_nobody_took_any
     await shared.close()
 
 
+async def test_partitions_of_large_records_that_nobody_takes_keep_no_other_from_being_read() -> (
+    None
+):
+    """Their bytes reach the limit long before their number does."""
+    memory = MemoryLog()
+    memory.create(TOPIC, 3)
+
+    def store(partition: int, count: int) -> None:
+        for _ in range(count):
+            memory.store(TOPIC, None, b"v" * 1000, None, partition=partition)
+
+    limits = FetchLimits(ahead=5000, records=5000, spare=50, size=1_000_000)
+    shared = shared_memory(memory, "shard", TOPIC, limits)
+    reader = shared.open_reader("group", Owner())
+    store(2, 1)
+    await read(reader, 1)
+    reader.pause([0, 1])
+    store(0, 1000)
+    store(1, 1000)
+    await asyncio.sleep(5 * limits.pause_after)
+    for _ in range(3):
+        store(2, 200)
+        assert {record.partition() for record in await read(reader, 200)} == {2}
+    (fetcher,) = shared.fetchers
+    assert fetcher.size < 2 * limits.size, "memory is bounded"
+    reader.resume([0, 1])
+    store(2, 10)
+    found = await read(reader, 2010)
+    assert Counter(record.partition() for record in found) == {0: 1000, 1: 1000, 2: 10}
+    await reader.close(5)
+    await shared.close()
+
+
 async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from support.receiving import Server
+from support.waiting import until
 from support.web_certificates import WebAuthority, write
 from support.wire import Wire, connected
 
 from knafka import tls_listener
 from knafka.core.errors import InvalidDocument
+from knafka.receiver import connections, protocol, responses
+from knafka.receiver.limits import Limits
 from knafka.settings import TlsSettings, tls_settings
 from knafka.tls_listener import TlsListener
 
@@ -153,6 +156,67 @@ async def test_strict_takes_what_the_gateway_says_came_encrypted(
             assert b"send to the https address in status.address" in answer.body
         wire.send(b"GET /ns/broker HTTP/1.1\r\nhost: x\r\nK-Network-Probe: probe\r\n\r\n")
         assert (await wire.response()).status == 200, "the operator's probes bring no event"
+
+
+async def test_a_request_refused_over_tls_is_answered_and_no_later_timeout_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TLS connection can't be ended in one direction only, as others are after a refusal."""
+    monkeypatch.setattr(connections, "SWEEP_INTERVAL", 0.02)
+    monkeypatch.setattr(protocol, "STALLED_REQUEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(protocol, "IDLE_TIMEOUT", 0.1)
+    monkeypatch.setattr(responses, "LINGER_TIMEOUT", 0.1)
+    world.server.shared.close()
+    world.server.shared._sweep()
+    authority = WebAuthority("one")
+    write(world.folder, authority.files(HOST))
+    await world.look()
+    async with world.connect(authority) as stalled, connected(world.server.port) as idle:
+        stalled.send(b"POST /ns/broker HTTP/1.1\r\nhost: x\r\n")
+        assert await stalled.statuses(1) == [408]
+        assert await stalled.closed() == b""
+        assert await idle.closed() == b""
+        async with connected(world.server.port) as later:
+            assert await later.closed() == b""
+
+
+async def test_what_is_left_of_a_request_refused_over_tls_is_discarded(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its sender might get a reset in place of the answer."""
+    authority = WebAuthority("one")
+    write(world.folder, authority.files(HOST))
+    await world.look()
+    async with world.connect(authority) as wire:
+        wire.send(b"POST /ns/broker HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\nx")
+        assert await wire.statuses(1) == [413]
+        for _ in range(20):
+            await wire.sent(b"x" * 65536)
+        assert not world.server.one._transport.is_closing()
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_slow_request_over_tls_makes_room_for_another_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SLOW_REQUEST_SECONDS", -1.0)
+    world = World(tmp_path, Server(Limits(in_flight_bytes=300_000)))
+    await world.server.start()
+    authority = WebAuthority("one")
+    write(world.folder, authority.files(HOST))
+    await world.look()
+    large = b"POST /ns/broker HTTP/1.1\r\nhost: x\r\n" + EVENT.replace(
+        b"length: 0\r\n\r\n", b"length: 200000\r\n\r\n" + b"x" * 200_000
+    )
+    async with world.connect(authority) as slow, connected(world.server.port) as good:
+        slow.send(large[:-1])
+        await until(lambda: world.server.shared.receiving_bytes > 200_000)
+        good.send(large)
+        assert await good.statuses(1) == [202]
+        assert await slow.statuses(1) == [503]
+    assert world.listener.server is not None
+    world.listener.server.close()
+    await world.server.stop()
 
 
 async def test_without_strict_plain_events_are_taken() -> None:

@@ -95,6 +95,30 @@ def test_a_file_without_certificates_takes_the_others_nothing(
     assert "a.pem holds no certificates" in caplog.text
 
 
+def test_a_link_to_a_file_that_is_gone_takes_the_others_nothing(
+    tmp_path: Path, authority: WebAuthority
+) -> None:
+    """kubelet removes a file's link only after it has replaced the folder behind all links."""
+    other = WebAuthority("other").certificate
+    write(tmp_path, {"a.pem": authority.certificate, "b.pem": other})
+    bundles = TrustBundles(tmp_path)
+    assert bundles.read() == authority.certificate + other
+    (tmp_path / "b.pem").resolve().unlink()
+    assert (tmp_path / "b.pem").is_symlink()
+    assert bundles.read() == authority.certificate
+    (tmp_path / "b.pem").unlink()
+    assert bundles.read() == authority.certificate
+
+
+def test_a_folder_that_is_gone_has_no_authorities(tmp_path: Path, authority: WebAuthority) -> None:
+    folder = tmp_path / "trust"
+    write(folder, {"a.pem": authority.certificate})
+    bundles = TrustBundles(folder)
+    assert bundles.read() == authority.certificate
+    folder.rename(tmp_path / "elsewhere")
+    assert bundles.read() == ""
+
+
 def test_a_folder_is_looked_at_once_a_second_whoever_connects(
     tmp_path: Path, authority: WebAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.events.event import CORE, REQUIRED, is_attribute_name, is_legal
+from knafka.core.events import json_format
+from knafka.core.events.event import CORE, REQUIRED, Event, is_attribute_name, is_legal
 from knafka.core.events.http_binding import HttpHeaders, decode_header_value
-from knafka.core.events.kafka_binding import Draft, RecordHeaders, read, to_record
+from knafka.core.events.kafka_binding import Draft, Envelope, RecordHeaders, read, to_record
 from knafka.core.times import rfc3339
 
 ERROR_DATA_BYTES: Final = 1024
@@ -183,17 +184,23 @@ def dead_letter_of(
     `UNDECODABLE`.
 
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
-    attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
+    attributes (CE-K7), unless the event doesn't fit that mode (`event_of_dead_letter`); every other
+    record keeps its value byte for byte, decodable or not.
     """
     failure_attributes = _failure_attributes(failure, origin)
+    # The event's own attributes stay as they are (KN-BRK-10). Its datacontenttype is in the header
+    # `content-type`, so it has to be named here.
+    own_names = {"ce_datacontenttype"}
     if failure.reason is not Reason.UNDECODABLE:
         envelope = read(headers, value)
         if envelope.document is not None:  # the event is JSON
-            _, headers, value = to_record(envelope.event, envelope.passed)
+            attributes = {
+                name: text for name, text in envelope.attributes.items() if name not in _ADDED_NAMES
+            }
+            _, headers, value = to_record(Event(attributes, envelope.data), envelope.passed)
+            own_names |= {f"ce_{name}" for name in attributes}
     own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
-    # The event's own attributes stay as they are (KN-BRK-10). Its datacontenttype is in the header
-    # `content-type`, so it has to be named here.
-    own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
+    own_names |= {name for name, _ in own_headers}
     new_extensions = {
         name: text for name, text in failure.extensions if f"ce_{name}" not in own_names
     }
@@ -202,6 +209,22 @@ def dead_letter_of(
         (f"ce_{name}", text.encode()) for name, text in failure_attributes.items() if text
     ]
     return own_headers + added_headers, value
+
+
+def event_of_dead_letter(headers: RecordHeaders, value: bytes | None) -> Envelope:
+    """Parse a dead letter as `kafka_binding.read` does, with the added attributes in the event.
+
+    They are only beside the event if the record is in structured mode, because the event's data are
+    CloudEvents themselves (`kafka_binding.fits_binary`): its headers are no attributes, so that a
+    replay, which removes them, sends the event as it was. Raises `InvalidEvent`.
+    """
+    envelope = read(headers, value)
+    if envelope.document is None:
+        return envelope
+    added = {name[3:]: raw.decode() for name, raw in headers if name.startswith("ce_")}
+    attributes = envelope.attributes | added
+    document = json_format.write(Event(attributes, envelope.data))
+    return envelope._replace(attributes=attributes, document=document)
 
 
 def _failure_attributes(failure: Failure, origin: Origin) -> dict[str, str]:

@@ -40,6 +40,11 @@ class OffsetTracker(Generic[T]):
         order, so that the next one can be popped."""
 
     @property
+    def next_offset(self) -> int | None:
+        """The offset after the last one that was read; None: nothing was read."""
+        return self._next
+
+    @property
     def has_inherited_ranges(self) -> bool:
         """Whether an earlier owner has settled some of the records that are still to be read."""
         return bool(self._inherited)

@@ -39,6 +39,8 @@ PROGRESS_PREFIX: Final = "k1:"
 """Begins the metadata, and says how they are encoded."""
 _MAX_BODY_BYTES: Final = (MAX_METADATA - MARK_LENGTH - len(PROGRESS_PREFIX)) // 4 * 3
 """Most bytes before their encoding as base64, which makes 4 characters of 3 bytes."""
+_MAX_NUMBER_BYTES: Final = 9
+"""Most bytes of an encoded number: they hold 63 bits, as many as an offset has."""
 _REASONS: Final = tuple(Reason)
 """A reason is encoded as its index here, so new ones go to the end."""
 _FAILED_FLAG: Final = 4
@@ -266,11 +268,13 @@ class _Numbers:
 
     def take(self) -> int:
         """Return the next number, and move past it. Raises IndexError if the body ends before or
-        within it."""
+        within it, ValueError if it has more bytes than any number of Kafka's or of ours."""
         number = shift = 0
         while (byte := self._body[self._next_index]) & 0x80:
             number |= (byte & 0x7F) << shift
             shift += 7
+            if shift == 7 * _MAX_NUMBER_BYTES:
+                raise ValueError("a number is too long")
             self._next_index += 1
         self._next_index += 1
         return number | byte << shift

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from knafka.core.authorization import Authorization
+from knafka.core.authorization import AdmitsAll, Authorization
 from knafka.core.contract import Ingress
 from knafka.core.errors import KnafkaError
-from knafka.core.filters.predicates import Predicate
 from knafka.core.tokens.auth_tokens import (
     MAX_TOKEN_BYTES,
     InvalidToken,
@@ -188,12 +187,12 @@ class SenderCheck:
         self._authorization = Authorization(
             ingress.policies, ingress.default_authorization, ingress.namespace
         )
-        self._verdicts: dict[str, bool | Predicate] = {}
+        self._verdicts: dict[str, bool | AdmitsAll] = {}
         """The cached verdicts (`Authorization.verdict`) by the senders' subjects."""
 
-    def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
+    def admit(self, headers: HttpHeaders) -> Answer | AdmitsAll | None:
         """Check a request's token and its sender by the policies. Returns None if the sender may
-        send any event, a predicate if it may send only events whose attributes fulfil this, or the
+        send any event, a predicate that the attributes of the request's events must fulfil, or the
         answer with which the request is refused."""
         if self._verifier is None:
             return answers.UNDECIDED

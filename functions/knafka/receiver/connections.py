@@ -7,9 +7,14 @@ Not here: HTTP; `protocol` defines one connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final, Protocol
 
+from knafka.observability import RateLimitedFilter
 from knafka.receiver.ingest import IngestHandler
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter())
 
 SWEEP_INTERVAL: Final = 5.0
 """Seconds between checks for silent connections, by one timer for all."""
@@ -37,6 +42,10 @@ class OpenConnection(Protocol):
 
     def give_up_request(self) -> None:
         """Refuse the request being received, to free its memory."""
+        ...
+
+    def abort(self) -> None:
+        """Cut the connection without an answer."""
         ...
 
     def forget_route(self) -> None:
@@ -85,15 +94,23 @@ class Connections:
         for _, _, connection in sorted(slow_connections):
             if self.receiving_bytes <= limit - limit // FREED_DIVISOR:
                 break
-            connection.give_up_request()
+            try:
+                connection.give_up_request()
+            except Exception:  # it must not end the connection that needs the room
+                log.exception("a slow request can't be refused")
+                connection.abort()
 
     def _sweep(self) -> None:
         """Close connections that have been silent for too long (`OpenConnection.expire`), and set
         the timer for the next time."""
+        self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
         now = self.loop.time()
         for connection in list(self.open):
-            connection.expire(now)
-        self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
+            try:
+                connection.expire(now)
+            except Exception:  # all other connections must still be looked at
+                log.exception("a silent connection can't be closed")
+                connection.abort()
 
     def forget_routes(self) -> None:
         """Make all connections look their routes up again, as `ingest` serves other Ingresses

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from knafka.core.filters.predicates import Predicate
+from knafka.core.authorization import AdmitsAll
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer
@@ -26,9 +26,9 @@ CAME_ENCRYPTED: Final = (_FORWARDED, b"https")
 class RequestCheck(Protocol):
     """A check that a request must pass before its event is parsed."""
 
-    def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
+    def admit(self, headers: HttpHeaders) -> Answer | AdmitsAll | None:
         """Decide about a request by its headers. Returns None if the sender may send any event, a
-        predicate if it may send only events whose attributes fulfil this, or the answer with which
+        predicate that the attributes of the request's events must fulfil, or the answer with which
         the request is refused."""
         ...
 
@@ -41,7 +41,7 @@ class EncryptedOnly:
         send."""
         self._next_check = next_check
 
-    def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
+    def admit(self, headers: HttpHeaders) -> Answer | AdmitsAll | None:
         """Return 403 for an unencrypted request, else the result of the next check; None if there
         is no next check, as everybody may send."""
         # A proxy may add its header to one that the sender has set: all must say https.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from knafka.clients.kafka.kafka_connection import side_settings
+from knafka.contract_topic import Contract
 from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -31,3 +34,13 @@ class IngressEntryParser:
         """Return True: an invalid record always concerns this receiver, as `entry_of` raises
         `InvalidDocument` only for paths that this receiver serves."""
         return True
+
+
+def refuse_if_missing(path: str | None, current: Contract[Ingress]) -> Contract[Ingress]:
+    """Return the contract `current`; if it lacks `path`, the only one that this receiver serves
+    (None: it serves all), with that path as refused. The receiver runs because the path is
+    declared, so somebody has deleted the contract's topic, or Kafka has lost it: the answer must be
+    503, not a 404 that says that the path isn't declared."""
+    if path is None or path in current.entries or path in current.refused:
+        return current
+    return replace(current, refused={**current.refused, path: "it isn't there"})

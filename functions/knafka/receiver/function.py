@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,8 @@ from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.contract_topic import Contract, ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
-from knafka.core.errors import DeliveryError, InvalidDocument, LogError
+from knafka.core.errors import DeliveryError, InvalidDocument, KnafkaError, LogError
+from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of, decode_path
@@ -32,10 +33,10 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
-from knafka.receiver.entries import IngressEntryParser
+from knafka.receiver.entries import IngressEntryParser, refuse_if_missing
 from knafka.receiver.event_types import SeenTypes
 from knafka.receiver.ingest import IngestHandler
-from knafka.receiver.limits import Limits, header_bytes, leaves_room
+from knafka.receiver.limits import header_bytes, leaves_room, limits_for_process
 from knafka.receiver.observing import ReceiverObservers
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
@@ -44,12 +45,15 @@ from knafka.tracing.starting import Tracing, start_tracing
 if TYPE_CHECKING:
     from knafka.clients.http.http_subscriber import HttpSubscriber
 
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter())
+
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer, and for the contract, before looking again."""
 DEFAULT_BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
-RECEIVER_OTHER_FILES: Final = 100
-"""Open files besides the connections of senders, most of them connections to Kafka."""
+WRITER_RETRY_INTERVAL: Final = 5.0
+"""Seconds after which writers that couldn't be opened are tried again."""
 UNUSED_WRITER_SECONDS: Final = 60.0
 """Seconds for which an unused writer stays open, as requests that have begun may still need it."""
 RECEIVER_STOP_TIMEOUT: Final = 5.0
@@ -71,6 +75,8 @@ class ReceiverFunction:
         """Writers that no Ingress uses any more, until they are closed."""
         self._follower: ContractFollower[Ingress] | None = None
         """Reads the contract's topic; None: the environment declares the Ingresses."""
+        self._writer_retry: asyncio.TimerHandle | None = None
+        """Timer that tries writers again, as last set; None: it was never set."""
         self._tasks: list[asyncio.Task[None]] = []  # those in the background, until `stop`
         self._tracing: Tracing | None = None  # None: no spans are recorded
         self._keys_first_read: asyncio.Event | None = None
@@ -157,7 +163,7 @@ class ReceiverFunction:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits_for_process(), verifier=self._verifier, observers=observers
+            ingresses, writers, limits_for_process(), verifier=self._verifier, observers=observers
         )
 
     def _follow(self, receiver: contract.Receiver, observers: ReceiverObservers) -> None:
@@ -170,23 +176,37 @@ class ReceiverFunction:
         parser = IngressEntryParser(receiver.path)
         follower = self._follower = ContractFollower(parser, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
+            (), (), limits_for_process(), Contract(), verifier=self._verifier, observers=observers
         )
         contract_writer = self._ensure_writer(receiver.kafka)
 
         def apply_contract() -> None:
-            """Serve the Ingresses that the contract declares now."""
-            current_contract = _refuse_if_missing(receiver.path, follower.contract)
-            served = [
-                (ingress, self._ensure_writer(_with_producer_settings(ingress, receiver.kafka)))
-                for ingress in current_contract.entries.values()
-            ]
-            self.ingest.serve(served, current_contract, receiver.path)
+            """Serve the Ingresses that the contract declares now. Those whose writer can't be
+            opened are refused until it can (`WRITER_RETRY_INTERVAL`)."""
+            current_contract = refuse_if_missing(receiver.path, follower.contract)
+            served, refused = [], dict(current_contract.refused)
+            for path, ingress in current_contract.entries.items():
+                kafka = _with_producer_settings(ingress, receiver.kafka)
+                try:
+                    served.append((ingress, self._ensure_writer(kafka)))
+                except KnafkaError as error:  # all other Ingresses must be served
+                    log.warning("%s: its Kafka client can't be opened: %s", path, error)
+                    refused[path] = f"its Kafka client can't be opened: {error}"
+            self.ingest.serve(served, replace(current_contract, refused=refused), receiver.path)
             self._connections.forget_routes()
             self._retire_writers_except({contract_writer, *(writer for _, writer in served)})
+            self._stop_writer_retry()
+            if len(served) < len(current_contract.entries):
+                loop = asyncio.get_running_loop()
+                self._writer_retry = loop.call_later(WRITER_RETRY_INTERVAL, apply_contract)
 
         follower.listeners.append(apply_contract)
         self._tasks.append(asyncio.create_task(follower.follow()))
+
+    def _stop_writer_retry(self) -> None:
+        """Stop the timer that tries writers again, if it is set."""
+        if self._writer_retry is not None:
+            self._writer_retry.cancel()
 
     def _ensure_writer(self, kafka: Kafka) -> LogWriter:
         """Return the writer for `kafka`; if there is none, open it and add it to `ingest`."""
@@ -268,6 +288,7 @@ class ReceiverFunction:
         if self.ingest.held is not None:
             self.ingest.held.close()
         self._connections.close()
+        self._stop_writer_retry()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -358,26 +379,6 @@ class ReceiverFunction:
 
         self.ingest.handle(method, address, headers, body, respond)
         return await answer_future
-
-
-def _limits_for_process() -> Limits:
-    """Return the default limits, with fewer connections if the process may open few files."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    default_limits = Limits()
-    return replace(
-        default_limits,
-        connections=max(1, min(default_limits.connections, files - RECEIVER_OTHER_FILES)),
-    )
-
-
-def _refuse_if_missing(path: str | None, current: Contract[Ingress]) -> Contract[Ingress]:
-    """Return the contract `current`; if it lacks `path`, the only one that this receiver serves
-    (None: it serves all), with that path as refused. The receiver runs because the path is
-    declared, so somebody has deleted the contract's topic, or Kafka has lost it: the answer must be
-    503, not a 404 that says that the path isn't declared."""
-    if path is None or path in current.entries or path in current.refused:
-        return current
-    return replace(current, refused={**current.refused, path: "it isn't there"})
 
 
 def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:

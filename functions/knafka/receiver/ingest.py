@@ -11,7 +11,6 @@ sender retries and knows better when.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Final
 
 from knafka import serving
 from knafka.contract_topic import Contract
+from knafka.core.authorization import AdmitsAll
 from knafka.core.contract import Ingress
 from knafka.core.errors import (
     BatchedContent,
@@ -31,7 +31,6 @@ from knafka.core.errors import (
 )
 from knafka.core.events.http_binding import record_of, records_of_batch
 from knafka.core.events.kafka_binding import read
-from knafka.core.filters.predicates import Predicate
 from knafka.core.tokens.caller_tokens import bearer_of
 from knafka.observability import Metric, RateLimitedFilter
 from knafka.ports.log import LogWriter, Reported, failure_of
@@ -46,6 +45,7 @@ from knafka.receiver.limits import HEADER_OVERHEAD, RECEIVER_LIMITS, Limits
 from knafka.receiver.observing import (
     UNOBSERVED,
     ReceiverObservers,
+    contract_document,
     ingest_metrics,
     respond_with_metrics,
 )
@@ -187,7 +187,7 @@ class IngestHandler:
         """Answer a POST to a route: check the sender, parse the event, check it, and hand it to
         Kafka. `respond` is called exactly once: at once if the event is refused, else when Kafka
         has stored it or failed. Never raises."""
-        limits, clock, types = self.limits, self._clock, self._types
+        limits, clock, types, waiting = self.limits, self._clock, self._types, route.waiting
         began = clock()
 
         # `held` and `record_headers` are set below, before this can be called.
@@ -195,6 +195,8 @@ class IngestHandler:
             """Answer the request after Kafka's report of its event (`error` None: it is stored):
             release its bytes, note its type if it is stored, and count the duration."""
             self._waiting_bytes -= held
+            waiting.events -= 1
+            waiting.bytes -= held
             if types is not None and error is None:
                 types.note_event(route.ingress.path, record_headers)
             route.duration.observe(clock() - began)
@@ -203,18 +205,16 @@ class IngestHandler:
             )
 
         reported: Reported = on_reported
-        matches_policy: Predicate | None = None  # None: the sender may send any event
+        admits_all: AdmitsAll | None = None  # None: the sender may send any event
         if route.check is not None:
             verdict = route.check.admit(headers)
             if isinstance(verdict, Answer):
                 route.respond(verdict, respond)
                 return
-            matches_policy = verdict
+            admits_all = verdict
         try:
             key, record_headers, value = record_of(headers, body)
-            if matches_policy is not None and not matches_policy(
-                read(record_headers, value).attributes
-            ):
+            if admits_all is not None and not admits_all([read(record_headers, value).attributes]):
                 route.respond(answers.FORBIDDEN, respond)
                 return
             size = 0 if value is None else len(value)
@@ -230,15 +230,19 @@ class IngestHandler:
             elif route.writer.away is not None:
                 route.respond(answers.AWAY, respond)
             elif (
-                route.writer.in_flight >= limits.in_flight
-                or self._waiting_bytes + held > limits.in_flight_bytes
-            ):
+                # While less than half of each limit is in use, there is room: most events are
+                # spared the call.
+                2 * route.writer.in_flight >= limits.in_flight
+                or 2 * (self._waiting_bytes + held) > limits.in_flight_bytes
+            ) and not self._has_room(route, 1, held):
                 route.respond(answers.BUSY, respond)
             else:
                 route.append(route.topic, key, value, record_headers, reported)
                 self._waiting_bytes += held
+                waiting.events += 1
+                waiting.bytes += held
         except BatchedContent:
-            self._receive_batch(route, headers, body, respond, matches_policy)
+            self._receive_batch(route, headers, body, respond, admits_all)
         except UnsupportedContentMode as error:
             route.respond(answers.unsupported_format(str(error)), respond)
         except InvalidEvent as error:
@@ -252,12 +256,12 @@ class IngestHandler:
         headers: HttpHeaders,
         body: bytes,
         respond: Respond,
-        matches_policy: Predicate | None,
+        admits_all: AdmitsAll | None,
     ) -> None:
         """Answer a POST with a batch (CE-H11): all of its events are checked before any is stored,
-        and the answer is sent when Kafka has reported all of them. `matches_policy` must accept
-        each event; None: the sender may send any event. The answer is counted once for each event,
-        and once for an empty batch."""
+        and the answer is sent when Kafka has reported all of them. `admits_all` must accept the
+        events; None: the sender may send any event. The answer is counted once for each event, and
+        once for an empty batch."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -269,8 +273,8 @@ class IngestHandler:
             return
         batch = EventBatch(records)
         held = batch.held + HEADER_OVERHEAD * batch.headers
-        if matches_policy is not None and not all(
-            matches_policy(read(record.headers, record.value).attributes) for record in records
+        if admits_all is not None and not admits_all(
+            read(record.headers, record.value).attributes for record in records
         ):
             route.respond(answers.FORBIDDEN, respond, max(1, len(records)))
         elif not records:
@@ -279,20 +283,21 @@ class IngestHandler:
             route.respond(route.too_large, respond, len(records))
         elif route.writer.away is not None:
             route.respond(answers.AWAY, respond, len(records))
-        elif (
-            route.writer.in_flight + len(records) > self.limits.in_flight
-            or self._waiting_bytes + held > self.limits.in_flight_bytes
-        ):
+        elif not self._has_room(route, len(records), held):
             route.respond(answers.BUSY, respond, len(records))
         else:
-            began, clock = self._clock(), self._clock
+            began, clock, waiting = self._clock(), self._clock, route.waiting
             self._waiting_bytes += held
+            waiting.events += len(records)
+            waiting.bytes += held
 
             def on_all_reported(error: LogError | None) -> None:
                 """Answer the request after Kafka's reports of all its events (`error` None: all are
                 stored): release their bytes, note their types if all are stored, and count the
                 duration."""
                 self._waiting_bytes -= held
+                waiting.events -= len(records)
+                waiting.bytes -= held
                 if self._types is not None and error is None:
                     for record in records:
                         self._types.note_event(route.ingress.path, record.headers)
@@ -304,6 +309,20 @@ class IngestHandler:
             batch.append(
                 route.ingress, route.append, route.append_all, self._tracing, on_all_reported
             )
+
+    def _has_room(self, route: BrokerRoute, events: int, held: int) -> bool:
+        """Whether this many more events of a route, which hold `held` bytes, may wait for Kafka.
+
+        If several routes are served, one with waiting events may hold only as much as is still free
+        (as a request's body may, `limits.leaves_room`): its topic may be the only one that takes no
+        events, and then the other routes have room.
+        """
+        limits, waiting = self.limits, route.waiting
+        free_events = limits.in_flight - route.writer.in_flight - events
+        free_bytes = limits.in_flight_bytes - self._waiting_bytes - held
+        if not waiting.events or len(self._served) == 1:
+            return free_events >= 0 and free_bytes >= 0
+        return waiting.events + events <= free_events and waiting.bytes + held <= free_bytes
 
     def count_refusal(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that refuses a request before the request is whole: for the route at
@@ -335,7 +354,7 @@ class IngestHandler:
             if path == CONTRACT and self._contract is not None:
                 if not self._observers.callers.accepts(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
-                return answers.json_document(self._contract_document(self._contract))
+                return answers.json_document(contract_document(self._contract, len(self._served)))
             if path == EVENT_TYPES and self._types is not None:
                 if not self._observers.callers.accepts(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
@@ -351,17 +370,6 @@ class IngestHandler:
         # A refused declaration may have named any host.
         may_be_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
         return answers.UNREAD if may_be_refused or not self._contract_is_read else answers.NOT_FOUND
-
-    def _contract_document(self, contract: Contract[Ingress]) -> str:
-        """Return, as JSON, the position up to which the contract's topic is read, the number of
-        served Ingresses, and the reasons of refused entries."""
-        return json.dumps(
-            {
-                "position": contract.position,
-                "ingresses": len(self._served),
-                "refused": dict(contract.refused),
-            }
-        )
 
     def _answer_unless_post(self, method: bytes, headers: HttpHeaders) -> Answer:
         """Return the answer to a route's request with a method other than POST: the answer to

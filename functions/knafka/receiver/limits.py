@@ -6,7 +6,8 @@ for Kafka, `connections` for requests being received).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import resource
+from dataclasses import dataclass, replace
 from typing import Final
 
 from knafka.receiver.address import HttpHeaders
@@ -14,6 +15,8 @@ from knafka.receiver.address import HttpHeaders
 HEADER_OVERHEAD: Final = 128
 """Bytes of memory that a header takes besides its name and value, in a request and in a waiting
 record."""
+RECEIVER_OTHER_FILES: Final = 100
+"""Open files besides the connections of senders, most of them connections to Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Limits:
     room is refused with a status that asks its sender to send it again."""
 
     in_flight: int = 10_000
-    """Events that wait for Kafka: about those of one second at full speed."""
+    """Events that wait for Kafka: about those of one second at full speed. One of several routes
+    may use half of it at most, and likewise of the bytes (`IngestHandler._has_room`)."""
     in_flight_bytes: int = 64 * 1024 * 1024
     """Bytes of headers and bodies of the requests being received; and as many again of the events
     that wait for Kafka."""
@@ -37,6 +41,13 @@ class Limits:
 
 RECEIVER_LIMITS: Final = Limits()
 """The limits of a receiver that declares none."""
+
+
+def limits_for_process() -> Limits:
+    """Return the default limits, with fewer connections if the process may open few files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(RECEIVER_LIMITS.connections, files - RECEIVER_OTHER_FILES)
+    return replace(RECEIVER_LIMITS, connections=max(1, connections))
 
 
 def leaves_room(held: int, all_held: int, limit: int) -> bool:

@@ -1,4 +1,5 @@
-"""Observing: what a receiver shows of its work (spans, event types, metrics), and who may read it.
+"""Observing: what a receiver shows of its work (spans, event types, its contract, metrics), and who
+may read it.
 
 Not here: the counts, which routes and writers keep; the contents of spans (`tracing`) and of the
 list of event types (`event_types`).
@@ -7,10 +8,13 @@ list of event types (`event_types`).
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from knafka.contract_topic import Contract
+from knafka.core.contract import Ingress
 from knafka.core.tokens.caller_tokens import EVERYBODY, Callers
 from knafka.observability import (
     CONTENT_TYPE,
@@ -62,6 +66,18 @@ def respond_with_metrics(metrics: Iterable[Metric], respond: Respond) -> None:
     snapshot = list(metrics)  # on the event loop, which changes the counts
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, prometheus_text, snapshot).add_done_callback(on_formatted)
+
+
+def contract_document(contract: Contract[Ingress], ingresses: int) -> str:
+    """Return, as JSON, the position up to which the contract's topic is read, the number of served
+    Ingresses (`ingresses`), and the reasons of refused entries."""
+    return json.dumps(
+        {
+            "position": contract.position,
+            "ingresses": ingresses,
+            "refused": dict(contract.refused),
+        }
+    )
 
 
 def ingest_metrics(

@@ -328,8 +328,7 @@ class ReceiverProtocol(asyncio.Protocol):
                 if isinstance(error.__context__, _RefusedRequest):
                     break
                 log.exception("a request broke the receiver")
-                self._closing = self._responses.ends = True
-                self._transport.abort()
+                self.abort()
             except httptools.HttpParserError:
                 self._refuse(answers.MALFORMED)
 
@@ -537,6 +536,11 @@ class ReceiverProtocol(asyncio.Protocol):
     def give_up_request(self) -> None:
         """Refuse the request being received with 503, to free its memory."""
         self._refuse(answers.BUSY)
+
+    def abort(self) -> None:
+        """Cut the connection without an answer, and take no more requests from it."""
+        self._closing = self._responses.ends = True
+        self._transport.abort()
 
     def expire(self, now: float) -> None:
         """Close the connection, or refuse its request, if at `now` (the loop's time) it has been

@@ -121,9 +121,11 @@ class ResponseQueue:
         self.regulate_reading()
 
     def _linger(self) -> None:
-        """Send the end of the answers now, and close the connection after `LINGER_TIMEOUT`: until
-        then the rest of a refused request is read and discarded."""
-        self._transport.write_eof()
+        """Send the end of the answers now, unless the connection uses TLS, which can't be ended in
+        one direction only. Close the connection after `LINGER_TIMEOUT`: until then the rest of a
+        refused request is read and discarded."""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 
     def close(self) -> None:

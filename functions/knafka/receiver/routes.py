@@ -29,6 +29,19 @@ Respond: TypeAlias = Callable[[Answer], None]
 """Sends the answer to a request; is called once."""
 
 
+class WaitingEvents:
+    """The events of one route that wait for Kafka."""
+
+    __slots__ = ("bytes", "events")
+
+    def __init__(self) -> None:
+        """Begin without events."""
+        self.events = 0
+        """Their number."""
+        self.bytes = 0
+        """Their bytes, as `Limits.in_flight_bytes` counts them."""
+
+
 class BrokerRoute:
     """One Broker, KafkaChannel or KafkaSink that is served: its topic, its writer, its checks and
     its counts."""
@@ -43,6 +56,7 @@ class BrokerRoute:
         "max_event_bytes",
         "too_large",
         "topic",
+        "waiting",
         "writer",
     )
 
@@ -85,6 +99,10 @@ class BrokerRoute:
         )
         """Seconds from the receipt of a whole request to its answer, for requests whose events were
         handed to Kafka."""
+        self.waiting: WaitingEvents = (
+            WaitingEvents() if previous_route is None else previous_route.waiting
+        )
+        """The route's events that wait for Kafka."""
         self.too_large = answers.event_too_large(ingress.max_event_bytes)
         """The answer to an event that is larger than `max_event_bytes`."""
 

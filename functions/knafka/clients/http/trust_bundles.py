@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 FOLDER_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of the folder, which all connections share."""
 
-_FileVersions: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change and size of each file. kubelet replaces the whole folder behind a
-link, so all files change at once."""
+_FileVersion: TypeAlias = tuple[str, int, int, int]
+"""A file's name, inode, time of change (ns) and size (bytes). kubelet replaces the whole folder
+behind a link, so all files change at once."""
 
 
 class TrustBundles:
@@ -39,7 +39,7 @@ class TrustBundles:
         self._now = now
         self._next_check_at = float("-inf")
         """The time (`now`) before which the folder isn't checked again."""
-        self._read_versions: _FileVersions | None = None
+        self._read_versions: tuple[_FileVersion, ...] | None = None
         """The versions of the files that were read last; None: none were read."""
         self._pem = ""
         """The result of the last `read`."""
@@ -53,11 +53,11 @@ class TrustBundles:
         self._next_check_at = self._now() + FOLDER_CHECK_INTERVAL
         try:
             paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
-            versions = tuple((path.name, *_file_version(path)) for path in paths)
+            versions = tuple(filter(None, map(_file_version, paths)))
             if versions != self._read_versions:
                 self._pem = "".join(map(_read_certificates, paths))
                 self._read_versions = versions
-        except FileNotFoundError:
+        except FileNotFoundError:  # the folder's; a single file may be missing
             self._read_versions, self._pem = None, ""
         except OSError as error:
             # The bundles that were read before stay in use, as an attempt may still succeed with
@@ -100,17 +100,23 @@ class TlsContext:
         return self._context
 
 
-def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return a file's inode, time of change (ns) and size (bytes), which identify its version.
-    Raises `OSError`."""
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+def _file_version(path: Path) -> _FileVersion | None:
+    """Return a file's version. None: there is no such file; kubelet removes the links of files that
+    are gone only after it has replaced the folder behind them. Raises `OSError`."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return path.name, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read_certificates(path: Path) -> str:
     """Return a file's PEM, ended by a line break; empty if it holds no certificate, which is
-    logged. Raises `OSError` if the file can't be read."""
-    text = path.read_text("ascii", "replace")
+    logged, or if there is no such file. Raises `OSError` if the file can't be read."""
+    try:
+        text = path.read_text("ascii", "replace")
+    except FileNotFoundError:
+        return ""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (ValueError, OSError) as error:

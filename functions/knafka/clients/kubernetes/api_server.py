@@ -9,6 +9,7 @@ Not here: which paths are requested, and what for (`api_server_keys`, `api_serve
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import ssl
 import urllib.error
@@ -62,6 +63,9 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
             raise
+        except http.client.HTTPException as error:  # the response is cut, or is no HTTP
+            # The cause is left out, as it may hold a part of the body.
+            raise OSError(f"it answered no whole response ({type(error).__name__})") from None
         if len(body) > MAX_RESPONSE_BYTES:
             raise OSError(f"{path} has more than {MAX_RESPONSE_BYTES} bytes")
         return body

@@ -173,6 +173,9 @@ class ApiServerKeys:
                     describe_request_error(error),
                 )
                 wait = FAILED_READ_INTERVAL
+            except Exception:  # without this task, no key would be read any more
+                log.exception("can't read the API server's keys for senders' tokens")
+                wait = FAILED_READ_INTERVAL
             self.tried.set()
             try:
                 async with asyncio.timeout(wait):

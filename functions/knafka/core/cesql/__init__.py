@@ -15,8 +15,8 @@ XOR bind equally tight, left to right (§3.6).
 
 from __future__ import annotations
 
-from knafka.core.cesql.effort import MAX_EFFORT
-from knafka.core.cesql.errors import ErrorKind, EvaluationError
+from knafka.core.cesql.effort import MAX_EFFORT, shared_effort, spend
+from knafka.core.cesql.errors import ErrorKind, EvaluationError, Exhausted
 from knafka.core.cesql.expression import Evaluation, Expression, compile_expression
 from knafka.core.cesql.lexer import MAX_LENGTH
 from knafka.core.cesql.parser import MAX_DEPTH
@@ -29,7 +29,10 @@ __all__ = [
     "ErrorKind",
     "Evaluation",
     "EvaluationError",
+    "Exhausted",
     "Expression",
     "Value",
     "compile_expression",
+    "shared_effort",
+    "spend",
 ]

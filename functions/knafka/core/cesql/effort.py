@@ -5,11 +5,14 @@ Each operation adds the length of every text that it reads or makes to the effor
 evaluation counts nothing. Beyond `MAX_EFFORT` the evaluation fails, and the filter doesn't match.
 
 The effort is kept in a context variable, as one expression serves many threads, and is reset when
-the next evaluation begins. `evaluation`, `functions` and `values` call `spend`.
+the next evaluation begins, except within `shared_effort`, where many evaluations share one limit.
+`evaluation`, `functions` and `values` call `spend`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -30,11 +33,29 @@ not see another value of a bool.)"""
 _spent: Final = ContextVar("spent", default=0)
 """Characters that the evaluation under way has read and made."""
 
+_is_shared: Final = ContextVar("is_shared", default=False)
+"""Whether the evaluations under way share one limit, so that none of them resets the effort."""
+
 
 def forget_spent() -> None:
-    """Reset the effort to 0 at the start of an evaluation; needed only if `EFFORT_SPENT` isn't
-    empty."""
+    """Reset the effort to 0 at the start of an evaluation, unless that shares its limit with
+    others; needed only if `EFFORT_SPENT` isn't empty."""
+    if not _is_shared.get():
+        _spent.set(0)
+
+
+@contextmanager
+def shared_effort() -> Iterator[None]:
+    """Have all evaluations in the body share one `MAX_EFFORT`. Raises `Exhausted` after the body if
+    they went beyond it: evaluations turn that error into False, which `not` turns into True."""
+    token = _is_shared.set(True)
     _spent.set(0)
+    try:
+        yield
+        spend(0)
+    finally:
+        _is_shared.reset(token)
+        _spent.set(0)
 
 
 def spend(characters: int) -> None:

@@ -36,7 +36,8 @@ CORE: Final = frozenset(
 )
 """The attributes that CloudEvents defines, in 0.3 or 1.0; all others are extensions."""
 URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
-"""Standard attributes that are a URI or a URI-reference."""
+"""Standard attributes that are a URI or a URI-reference; `dataschema` in 1.0, `schemaurl` in 0.3.
+In the other version each is an extension."""
 
 # Each of these matches a whole text, only `_match_scheme` the beginning of one.
 _match_name = re.compile(r"[a-z0-9]+").fullmatch

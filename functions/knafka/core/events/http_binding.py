@@ -135,11 +135,8 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
         record_header = _HEADER_NAMES[name]
         if record_header and record_header != CONTENT_TYPE and record_header[:2] != "ce":
             value = raw.strip(b" \t")
-            other_headers[record_header] = (
-                other_headers[record_header] + b", " + value
-                if record_header in other_headers
-                else value
-            )
+            first = other_headers.get(record_header)
+            other_headers[record_header] = value if first is None else first + b", " + value
     passed = list(other_headers.items())
     if (records := json_records.records_of(body, passed, MAX_BATCH)) is not None:
         return records
@@ -342,14 +339,17 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
             if (attribute := record_header[3:]) in attributes:
                 problems.append(f"the header ce-{attribute} is given more than once")
             try:
-                decode_value = decode_uri if attribute in URIS else decode
-                attributes[attribute] = decode_value(value)
+                attributes[attribute] = (decode_uri if attribute in URIS else decode)(value)
             except UnicodeDecodeError:
                 problems.append(f"the header ce-{attribute} is not UTF-8")
         elif record_header:
-            passed[record_header] = (
-                passed[record_header] + b", " + value if record_header in passed else value
-            )
+            first = passed.get(record_header)
+            passed[record_header] = value if first is None else first + b", " + value
+    # The schema attribute of the other version of CloudEvents is an extension, and no URI.
+    extension = "dataschema" if attributes.get("specversion") == "0.3" else "schemaurl"
+    if extension in attributes and not problems:
+        (value,) = (raw for name, raw in headers if _HEADER_NAMES[name] == f"ce_{extension}")
+        attributes[extension] = decode(value.strip(b" \t"))
     if len(content_types) > 1:
         raise InvalidEvent("the header content-type is given more than once")
     content_type = content_types[0] if content_types else ""

@@ -14,9 +14,9 @@ _AUTHORIZATION: Final = b"authorization"
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the token in the header `Authorization: Bearer TOKEN`. None: there is no such header,
-    or there are several `Authorization` headers, so that it is unclear which one is the
-    sender's."""
+    """Return the token in the header `Authorization: Bearer TOKEN`, without the whitespace around
+    it (RFC 9110, 5.5 and 11.4). None: there is no such header, or there are several `Authorization`
+    headers, so that it is unclear which one is the sender's."""
     credentials: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:
@@ -25,4 +25,4 @@ def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
             credentials = value
     if credentials is None or credentials[: len(SCHEME)].lower() != SCHEME:
         return None
-    return credentials[len(SCHEME) :]
+    return credentials[len(SCHEME) :].strip(b" \t")

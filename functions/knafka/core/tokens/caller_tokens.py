@@ -84,7 +84,7 @@ def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     token = bearer_token(headers)
     if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
         return ""
-    return token.strip().decode("latin-1")
+    return token.decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

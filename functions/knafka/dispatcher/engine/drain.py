@@ -171,7 +171,7 @@ class Drain:
 
     async def run(self) -> DrainProgress:
         """Drain until idle or stopped; returns the last progress. A `LogError` isn't raised: it
-        ends the drain as failed. Raises the error of a crashed worker (a bug of ours)."""
+        ends the drain as failed. Raises the error that ended a worker or the commits (a bug)."""
         self._active_at = self._loop.time()
         reader = self._open_reader(self)
         if isinstance(reader, SharedReader):
@@ -179,6 +179,7 @@ class Drain:
         if reader.pause_is_free:
             self._workers.on_settled_while_paused = partial(self._resume, reader)
         committing = asyncio.create_task(self._commit_regularly(reader))
+        committing.add_done_callback(self._workers.crash_with)
         ended, problem = Ended.FAILED, None
         try:
             ended = await self._fetch(reader)

@@ -185,8 +185,13 @@ class AssignedPartition:
         of the records above; None: no record was read yet. Notes whether all of that had room
         (`may_read`). `policy` is the checksum of the Egress's retry policy (`policy_of`)."""
         tracker = self.tracker
-        if (position := tracker.position) is None:
+        if (position := tracker.position) is None or (next_offset := tracker.next_offset) is None:
             return None
+        if self.restored:
+            # A state that was passed by without its record: compaction has removed the record.
+            self.restored = {
+                offset: state for offset, state in self.restored.items() if offset >= next_offset
+            }
         if not (
             tracker.unsettled or tracker.has_inherited_ranges or self.restored or self.retrying
         ):
@@ -336,14 +341,15 @@ class PendingEvent:
         """Continue the delivery in the `state` in which an earlier owner left it. If the retry
         policy or a destination has changed (`same_policy` False), begin again at the subscriber,
         with no try counted yet. Exception: an event at the stage TOPIC whose outcome is known
-        (`state.failed`) stays there, as only its dead letter has to be stored."""
+        (`state.failed`) stays there, as only its dead letter has to be stored. So does an event
+        that this owner has given up, whatever its `state`, as it has no request."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
         if state.failed is not None:
             self.log = [Attempt(state.last_attempt, state.failed)]
         has_to_be_stored = state.stage is DeliveryStage.TOPIC and state.failed is not None
-        if same_policy or has_to_be_stored:
+        if has_to_be_stored or (same_policy and self.failed is None):
             self.stage = state.stage
             self.tries = state.tries
             self.due = state.due

@@ -33,7 +33,8 @@ MAX_READY_FOR_READING: Final = 500
 earlier one of their key don't count: reading on lets other keys overtake them."""
 
 SHORTEST_TIMER: Final = 0.001
-"""Seconds of the shortest timer: uvloop treats a shorter one as zero."""
+"""Seconds of the shortest timer: uvloop treats a shorter one as zero, and asyncio's fire early by
+the clock's resolution. Such a timer would be started again and again until its time has come."""
 
 
 class Workers:
@@ -52,9 +53,9 @@ class Workers:
         """Create the queues; workers start as events are added, at most `limit` at once.
         `turn_limit` and `reserve` delay attempts; None: without such a delay."""
         self.crash: BaseException | None = None
-        """The error that ended a worker, a bug of ours; None: there was none."""
+        """The error that ended one of the drain's tasks, a bug of ours; None: there was none."""
         self.on_crash: Callable[[], None] = lambda: None
-        """Called when a worker has crashed."""
+        """Called when `crash` is set."""
         self.on_settled_while_paused: Callable[[], None] = lambda: None
         """Called after an event of a paused partition is settled."""
         self.changed = asyncio.Event()
@@ -194,11 +195,11 @@ class Workers:
             self._idle_workers.pop().set_result(None)
         elif len(self._tasks) < self._limit:
             task = asyncio.create_task(self._work())
-            task.add_done_callback(self._on_worker_ended)
+            task.add_done_callback(self.crash_with)
             self._tasks.append(task)
 
-    def _on_worker_ended(self, task: asyncio.Task[None]) -> None:
-        """End the drain if a worker ended otherwise than by cancellation, which is a bug."""
+    def crash_with(self, task: asyncio.Task[None]) -> None:
+        """End the drain if one of its tasks ended otherwise than by cancellation: a bug."""
         if not task.cancelled():
             self.crash = task.exception()
             self.on_crash()
@@ -322,7 +323,7 @@ class Workers:
         began_times = (event.last_attempt for event in self._under_way)
         delay = self._reserve.delay_before_attempt(began_times, limit, now)
         if delay:
-            self._wake_later(self._loop.time() + max(delay, SHORTEST_TIMER))
+            self._wake_later(self._loop.time() + delay)
         return delay > 0
 
     def _wait_for_rate(self, rate: AttemptRate) -> None:
@@ -365,8 +366,7 @@ class Workers:
     def _wait_for_retry_after(self) -> bool:
         """If a Retry-After of the subscriber forbids attempts now, plan to wake a worker when it is
         over, and return True; else return False."""
-        paused_until = self._congestion.paused_until
-        if paused_until <= self._loop.time():
+        if (paused_until := self._congestion.paused_until) <= self._loop.time():
             return False
         self._wake_later(paused_until)
         return True
@@ -386,6 +386,7 @@ class Workers:
 
     def _wake_later(self, wake_at: float) -> None:
         """Wake a worker at `wake_at` (event loop's clock), unless one will be woken earlier."""
+        wake_at = max(wake_at, self._loop.time() + SHORTEST_TIMER)
         if self._timer is not None:
             if self._timer.when() <= wake_at:
                 return
@@ -393,8 +394,7 @@ class Workers:
         self._timer = self._loop.call_at(wake_at, self._wake_now)
 
     def _wake_now(self) -> None:
-        """Wake workers for the attempts that are allowed now. The timer of `_wake_later` calls
-        this."""
+        """Wake workers for the attempts that are allowed now, as `_wake_later` has planned."""
         self._timer = None
         self._wake_allowed_workers()
         self._wake_worker()

@@ -45,7 +45,8 @@ class FetchLimits:
     records: int = 5000
     """Records by which the slowest group of a partition may lag behind the last one read."""
     size: int = 32 * 1024 * 1024
-    """Approximate bytes of the records of all partitions."""
+    """Approximate bytes of the records of all partitions; twice as many if no group takes the
+    records of some partitions, as the others may have their share nevertheless."""
     spare: int = 1000
     """Records, over all partitions, that are kept although all groups have taken them: a group that
     lags a little can continue in them."""
@@ -270,18 +271,27 @@ class Fetcher:
                 for buffer in self._full_buffers(active):
                     self._evict_slow(buffer)
                 self._trim()
-                if self._full_buffers(active):
-                    await self._wait_for_change(limits.pause_after)
+                full_buffers = self._full_buffers(active)
+                if full_buffers and not await self._wait_for_change(limits.pause_after):
+                    # Without any group that takes records, no other partition would be read.
+                    if len(active) > 1:
+                        self._pause([buffer for buffer in full_buffers if buffer.untaken])
             elif not await self._wait_for_change(limits.pause_after):
-                self._pause(active)
+                max_untaken = self._max_untaken_per_partition(len(active))
+                self._pause([buffer for buffer in active if buffer.untaken >= max_untaken])
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
         """Return which of the buffers `active` may get no more records until their slowest groups
         have taken some. These are the buffers that hold as many records as allowed. If there is
-        none, but all buffers together hold too many bytes, it is the largest one."""
+        none, but they hold too many bytes together, it is the largest one. All buffers may hold
+        `FetchLimits.size`; the active ones their share of it at least, as no group may ever take
+        the records of paused ones."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.is_ahead_by(limits.records)]
-        if not full_buffers and self.size >= limits.size:
+        active_size = sum(buffer.size for buffer in active)
+        paused_size = self.size - active_size
+        room = max(limits.size - paused_size, limits.size // max(1, len(self.buffers)))
+        if not full_buffers and active and active_size >= room:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers
 
@@ -305,11 +315,9 @@ class Fetcher:
                 await self.changed.wait()
         return self.changed.is_set()
 
-    def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Pause the partitions of the buffers `active` whose records no group takes, so that the
-        other partitions are read."""
-        max_untaken = self._max_untaken_per_partition(len(active))
-        stuck_buffers = [buffer for buffer in active if buffer.untaken >= max_untaken]
+    def _pause(self, stuck_buffers: Sequence[PartitionBuffer]) -> None:
+        """Pause the partitions of these buffers, whose records no group takes, so that the other
+        partitions are read."""
         for buffer in stuck_buffers:
             buffer.paused = True
         # The consumer doesn't know the partitions in `_added_starts` yet.
@@ -323,8 +331,11 @@ class Fetcher:
         return max(1, self._limits.ahead // max(1, partitions))
 
     def _resume(self) -> None:
-        """Resume the paused partitions whose groups have taken enough records."""
+        """Resume the paused partitions whose groups have taken enough records: all of them, while
+        the buffers take more than half of their bytes."""
         max_untaken = self._max_untaken_per_partition(len(self.buffers))
+        if self.size > self._limits.size // 2:
+            max_untaken = 1
         resumed_buffers = [
             buffer
             for buffer in self.buffers.values()

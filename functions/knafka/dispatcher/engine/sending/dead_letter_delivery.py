@@ -17,12 +17,12 @@ from functools import partial
 from typing import Final
 
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of, event_of_dead_letter, stub_of
 from knafka.core.delivery import Done, Outcome, Reason, Retry, decide
 from knafka.core.errors import LogError
 from knafka.core.events.hops import HOPS, MAX_HOPS
 from knafka.core.events.http_binding import request_of
-from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
@@ -218,7 +218,8 @@ class DeadLetterDelivery:
         """Encode the request that sends the event's dead letter to the sink, with the event's hops
         raised by 1."""
         headers, value = self._build_dead_letter(event)
-        envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
+        counted_headers = [*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))]
+        envelope = event_of_dead_letter(counted_headers, value)
         head, event.body = request_of(envelope, self._egress.delivery.format)
         event.head = delivery_head(self._egress) + head
 
