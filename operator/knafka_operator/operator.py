@@ -31,9 +31,11 @@ from knafka_operator.dispatchers.startup import (
 )
 from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
+from knafka_operator.records.namespace_totals import restore_min_scales
 from knafka_operator.records.state import broker_of, without_status
 from knafka_operator.sinks.model import KAFKA_SINK
 from knafka_operator.wiring import OperatorParts
@@ -62,6 +64,10 @@ class Operator(OperatorParts):
         )
         for broker in brokers:
             self.remember_class(broker, gone=False)
+        restore_min_scales(self.states, triggers, dispatcher_services)
+        if self.sources is not None:
+            sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
+            restore_min_scales(self.sources.states, sources, dispatcher_services)
         await resume_deliveries(
             self.cluster,
             self._create_resuming(),
@@ -120,7 +126,7 @@ class Operator(OperatorParts):
         the topic. Raises `KnafkaError`."""
         identity = Identity.of(document)
         # First: without this, a Trigger that is being reconciled now would begin to drain again.
-        self.states.ensure_broker(document).state = None
+        self.states.ensure_broker(document).drop_state()
         await self.brokers.remember_kafka(document)
         await self._stop_only_triggers(identity)
         triggers = self.states.triggers_of(identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +11,11 @@ from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Policy
+from knafka.core.documents import parse
 from knafka.core.filters.declared_filters import Exact
-from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
+from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, EventPolicySpec
 from knafka_operator.model.resources import EVENTING, Resource
-from knafka_operator.senders.event_policies import applied_policies
+from knafka_operator.senders.event_policies import StoredPolicy, applied_policies
 
 SHOP = "shop"
 SENDER = "system:serviceaccount:shop:web"
@@ -76,7 +78,7 @@ def test_a_policy_says_by_ref_and_selector_what_it_applies_to(
     to: Any, labels: dict[str, str], applies: bool
 ) -> None:
     declared = policy(**({} if to is None else {"to": to}))
-    assert bool(applied_policies([declared], broker(**labels))) is applies
+    assert bool(applied_policies([StoredPolicy(declared)], broker(**labels))) is applies
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,8 @@ def test_a_policy_says_by_ref_and_selector_what_it_applies_to(
 def test_senders_are_those_of_spec_or_as_the_status_has_resolved_them(
     sources: Any, status: Any, subjects: tuple[str, ...]
 ) -> None:
-    (applied,) = applied_policies([policy(status=status, **{"from": sources})], broker())
+    declared = policy(status=status, **{"from": sources})
+    (applied,) = applied_policies([StoredPolicy(declared)], broker())
     assert applied.is_ready
     assert applied.policy.subjects == subjects
 
@@ -111,9 +114,29 @@ def test_senders_are_those_of_spec_or_as_the_status_has_resolved_them(
 )
 def test_what_is_not_ready_or_cant_be_read_lets_nobody_through(declared: Any) -> None:
     """Without it the installation's default would hold, which may be to allow."""
-    (applied,) = applied_policies([declared], broker())
+    (applied,) = applied_policies([StoredPolicy(declared)], broker())
     assert not applied.is_ready
     assert applied.policy == Policy()
+
+
+def expressions(name: str, characters: int) -> dict[str, Any]:
+    """A policy whose filters have about so many characters, and take long to parse."""
+    text = f"source='{name}'" + " OR a='b'" * (characters // 9)
+    return policy(name, filters=[{"cesql": text}], **{"from": [{"sub": "*"}]})
+
+
+def test_policies_that_are_too_large_together_let_nobody_through() -> None:
+    small = policy("small", **{"from": [{"sub": "*"}]})
+    elsewhere = expressions("elsewhere", 20_000)
+    elsewhere["spec"]["to"] = [{"ref": {**BROKER, "name": "other"}}]
+    declared = [small, expressions("a", 20_000), expressions("b", 20_000), elsewhere]
+    applied = applied_policies([StoredPolicy(each) for each in declared], broker())
+    assert [each.name for each in applied] == ["a", "b", "small"]
+    assert {each.policy for each in applied} == {Policy()}
+    declared.pop(2)
+    applied = applied_policies([StoredPolicy(each) for each in declared], broker())
+    assert all(each.is_ready for each in applied)
+    assert applied[-1].policy == Policy(subjects=("*",))
 
 
 # The operator
@@ -188,6 +211,38 @@ async def test_a_policy_that_is_not_ready_is_said_and_opens_nothing(world: Opera
     assert [each["name"] for each in status["policies"]] == ["b"]
     assert Policy() in world.entries()[f"/{SHOP}/default"].policies
     assert condition(status, "Ready")["status"] == "False"
+
+
+async def test_policies_that_are_too_large_together_are_a_reason(world: OperatorWorld) -> None:
+    declare(world, expressions("a", 20_000), expressions("b", 20_000))
+    found = condition(await world.reconcile_broker(SHOP), "EventPoliciesReady")
+    assert (found["status"], found["reason"]) == ("False", "EventPoliciesTooLarge")
+    assert "filters of all 2 event policies that apply are too large" in found["message"]
+    assert world.entries()[f"/{SHOP}/default"].policies == (Policy(), Policy())
+    world.operator.on_policies((), [expressions("b", 20_000)])
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "EventPoliciesReady")["status"] == "True"
+
+
+async def test_large_policies_are_parsed_once_and_beside_the_event_loop(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_by: list[threading.Thread] = []
+
+    def parse_noting(model: Any, document: Any) -> Any:
+        if model is EventPolicySpec:
+            parsed_by.append(threading.current_thread())
+        return parse(model, document)
+
+    monkeypatch.setattr("knafka_operator.senders.event_policies.parse", parse_noting)
+    declare(world, expressions("a", 10_000), expressions("b", 10_000))
+    for _ in range(3):
+        await world.reconcile_broker(SHOP)
+    assert len(parsed_by) == 2
+    assert threading.main_thread() not in parsed_by
+    declare(world, *(expressions(f"large-{number}", 30_000) for number in range(20)))
+    await world.reconcile_broker(SHOP)
+    assert len(parsed_by) == 2, "what is too large together isn't parsed at all"
 
 
 async def test_a_policy_that_goes_is_no_more(world: OperatorWorld) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import kopf
 import pytest
 from support.admitted import broker, trigger
+from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.errors import InvalidDocument
+from knafka.core.names import CONTRACTS
 from knafka_operator.brokers import admission
 from knafka_operator.channels.admission import check_channel, check_subscription
 from knafka_operator.installation.settings import Settings
@@ -235,6 +238,136 @@ async def test_the_triggers_of_a_namespace_have_a_maximum_of_pods_that_always_ru
         await world.restart(maxima=Maxima(namespace_min_scale=1))
         await world.operator.resume()
         await world.reconcile_broker(SHOP)
+
+
+def declare_at_once(world: OperatorWorld, *names: str) -> Iterator[Coroutine[Any, Any, Any]]:
+    """Each a Trigger with five pods that always run, and its reconciliation."""
+    for name in names:
+        world.cluster.unready.add(f"{name}-kn-dispatcher")
+        world.declare_trigger(SHOP, name, annotations={AUTOSCALING + "min-scale": "5"})
+        yield world.reconcile_trigger(SHOP, name)
+
+
+def pods_that_always_run(world: OperatorWorld) -> int:
+    services = [each for each in world.cluster.of("Service") if each["apiVersion"] == SERVING]
+    templates = [each["spec"]["template"]["metadata"]["annotations"] for each in services]
+    return sum(int(each.get("autoscaling.knative.dev/min-scale", "0")) for each in templates)
+
+
+@pytest.mark.looptime
+async def test_triggers_that_are_applied_at_once_pass_their_namespaces_maximum_neither(
+    world: OperatorWorld,
+) -> None:
+    """Ten Triggers had 50 pods of 6: each counted only once its pods were Ready."""
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    names = [f"t{number}" for number in range(10)]
+    statuses = await asyncio.gather(*declare_at_once(world, *names))
+    found = [condition(each, "SubscriptionReady")["reason"] for each in statuses]
+    assert found.count("NamespaceMinScale") == 9
+    assert pods_that_always_run(world) == 5
+    (first,) = {*range(10)} - {at for at, each in enumerate(found) if each == "NamespaceMinScale"}
+    world.cluster.become_ready(SHOP, f"t{first}-kn-dispatcher")
+    status = await world.reconcile_trigger(SHOP, f"t{first}")
+    assert condition(status, "Ready")["status"] == "True"
+    await world.delete_trigger(SHOP, f"t{first}")
+    for name in {*names} - {f"t{first}"}:
+        await world.reconcile_trigger(SHOP, name)
+    assert pods_that_always_run(world) == 5, "who is left gets what was given back"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("gone", [None, "subscriber", "restart"])
+async def test_a_trigger_whose_pods_run_keeps_them_before_a_new_one_gets_any(
+    world: OperatorWorld, gone: str | None
+) -> None:
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    await asyncio.gather(*declare_at_once(world, "first"))
+    if gone == "subscriber":
+        world.cluster.become_ready(SHOP, "first-kn-dispatcher")
+        await world.reconcile_trigger(SHOP, "first")
+        missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
+        annotations = {AUTOSCALING + "min-scale": "5"}
+        world.declare_trigger(SHOP, "first", annotations=annotations, subscriber=missing)
+        await world.reconcile_trigger(SHOP, "first")
+        assert pods_that_always_run(world) == 5, "it keeps its function"
+    elif gone == "restart":
+        await world.restart(maxima=MAXIMA)
+        await world.operator.resume()
+        await world.reconcile_broker(SHOP)
+    (status,) = await asyncio.gather(*declare_at_once(world, "second"))
+    assert condition(status, "SubscriptionReady")["reason"] == "NamespaceMinScale"
+    status = await world.reconcile_trigger(SHOP, "first")
+    assert condition(status, "SubscriptionReady").get("reason") != "NamespaceMinScale"
+    assert pods_that_always_run(world) == 5
+
+
+@pytest.mark.looptime
+async def test_brokers_that_are_applied_at_once_pass_their_namespaces_maximum_neither(
+    world: OperatorWorld,
+) -> None:
+    """Ten Brokers had 200 partitions of 30."""
+    names = [f"b{number}" for number in range(10)]
+    for name in names:
+        declare(world, name, 20)
+    statuses = await asyncio.gather(*(world.reconcile_broker(SHOP, name) for name in names))
+    found = {
+        name: condition(status, "TopicReady").get("reason")
+        for name, status in zip(names, statuses, strict=True)
+    }
+    (made,) = (name for name, reason in found.items() if reason is None)
+    assert {found[name] for name in names if name != made} == {"NamespacePartitions"}
+    assert partitions_made(world) == 20
+    declare(world, "small", 10)
+    assert condition(await world.reconcile_broker(SHOP, "small"), "Ready")["status"] == "True"
+    await world.delete_broker(SHOP, made)
+    (left, *_) = [name for name in names if name != made]
+    assert condition(await world.reconcile_broker(SHOP, left), "Ready")["status"] == "True"
+
+
+@pytest.mark.looptime
+async def test_a_broker_whose_topic_is_there_keeps_its_room_before_a_new_one_gets_any(
+    world: OperatorWorld,
+) -> None:
+    """A restarted operator reconciles the new one first."""
+    declare(world, "first", 20)
+    await world.reconcile_broker(SHOP, "first")
+    await world.restart(maxima=MAXIMA)
+    declare(world, "second", 20)
+    world.operator.on_broker(world.document("Broker", SHOP, "first"), gone=False)
+    found = condition(await world.reconcile_broker(SHOP, "second"), "TopicReady")
+    assert found["reason"] == "NamespacePartitions"
+    assert condition(await world.reconcile_broker(SHOP, "first"), "Ready")["status"] == "True"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_channels_that_are_applied_at_once_pass_their_namespaces_maximum_neither(
+    restarted: bool,
+) -> None:
+    async with running_channels() as world:
+        await world.restart(maxima=MAXIMA)
+        names = ["one", "two", "three"]
+        for name in names:
+            world.declare_channel(SHOP, name, numPartitions=20)
+        await asyncio.gather(*(world.reconcile_channel(SHOP, name) for name in names))
+        assert partitions_made(world) == 20
+        statuses = {name: world.stored("KafkaChannel", SHOP, name)["status"] for name in names}
+        (made,) = (
+            name for name in names if condition(statuses[name], "TopicReady")["status"] == "True"
+        )
+        if restarted:
+            await world.restart(maxima=MAXIMA)
+            world.hear()
+        for name in sorted(names, key=made.__eq__):  # the others first
+            await world.reconcile_channel(SHOP, name)
+        assert partitions_made(world) == 20
+
+
+def partitions_made(world: OperatorWorld) -> int:
+    topics = world.log.topics.items()
+    return sum(len(partitions) for name, partitions in topics if not name.startswith(CONTRACTS))
 
 
 @pytest.mark.looptime

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.intercepted import Intercepted
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Receiver
@@ -246,6 +247,62 @@ async def test_a_broker_that_is_deleted_leaves_no_entry(
         await world.delete_broker("other")
         found = world.operator.brokers.receivers
         assert (found.records, found.contracts) == ({}, {}), "nothing only grows"
+
+
+async def ready_with_password(world: OperatorWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Broker whose Kafka answers only with the password of its Secret; no other Kafka answers."""
+    connect = world._connect
+
+    def connect_checked(configuration: Mapping[str, Any]) -> Any:
+        def refuse(when: str, call: str) -> None:
+            if configuration != {**configuration, **accepted}:
+                raise LogError("not authorized")
+
+        return Intercepted(connect(configuration), refuse)
+
+    accepted = {"bootstrap.servers": "kafka:9092", "sasl.password": "x"}
+    monkeypatch.setattr(world, "_connect", connect_checked)
+    await world.restart()
+    login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
+    world.declare_secret(SHOP, "kafka-login", **login)
+    servers = {"bootstrap.servers": "kafka:9092"}
+    world.configure(SHOP, "mine", **servers, **{"auth.secret.ref.name": "kafka-login"})
+    await ready(world, config=MINE)
+
+
+@pytest.mark.parametrize("reconciled", [False, True])
+async def test_a_broker_that_names_other_servers_by_now_is_deleted_where_its_topic_is(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch, reconciled: bool
+) -> None:
+    """A typo in its ConfigMap: topic and contract stayed, and the next Broker was refused."""
+    await ready_with_password(world, monkeypatch)
+    world.configure(SHOP, "mine", **{"bootstrap.servers": "typo:9092"})
+    if reconciled:
+        status = await world.reconcile_broker(SHOP)
+        assert "not authorized" in condition(status, "TopicReady")["message"]
+    await world.delete_broker(SHOP)
+    assert not world.log.topics
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_a_broker_whose_spec_is_invalid_is_deleted_and_handed_over_like_any_other(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch, restarted: bool, handed_over: bool
+) -> None:
+    """An edit while the webhook was away: its topic stayed, with the Event `LeftInKafka`."""
+    await ready_with_password(world, monkeypatch)
+    world.declare_broker(SHOP, config=MINE, delivery={"retry": 3, "backoffDelay": "soon"})
+    assert condition(await world.reconcile_broker(SHOP), "ConfigParsed")["reason"] == "Invalid"
+    if restarted:
+        await world.restart()
+    if handed_over:
+        await world.operator.brokers.hand_over(world.document("Broker", SHOP))
+        assert set(world.log.topics) == {TOPIC}, "only what the other implementation goes on with"
+        assert CONTRACT not in world.document("Broker", SHOP)["status"]["annotations"]
+    else:
+        await world.delete_broker(SHOP)
+        assert not world.log.topics
+    assert (SERVING, "Service", SHOP, RECEIVER) not in world.cluster.objects
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -9,10 +9,13 @@ import pytest
 from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
+from knafka.core import names
 from knafka_operator.channels.observed import RECEIVERS
 from knafka_operator.decisions.effects import Effect
 from knafka_operator.decisions.steps import CHANNEL_ORDER, Step
+from knafka_operator.kafka import shards
 from knafka_operator.kafka.credentials import KAFKA_SECRET
+from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.receivers import receivers
@@ -218,3 +221,41 @@ async def test_effects_are_in_their_order(world: ChannelWorld) -> None:
         for each in own
         if each not in (Step.RECORD_TOPIC, Step.CREATE_TOPIC, Step.PROBE_RECEIVER)
     ]
+
+
+async def test_a_subscription_that_moves_to_another_channel_leaves_the_previous_one(
+    world: ChannelWorld,
+) -> None:
+    """It got the events of both, and was Ready."""
+    await ready(world, "mail", "other")
+    await ready(world, channel="returns")
+    world.declare_subscription(SHOP, "mail", "returns")
+    status = await world.reconcile_subscription(SHOP, "mail")
+    assert condition(status, "Ready")["status"] == "True"
+    assert _delivered(world, "orders") == ["other"]
+    assert _delivered(world, "returns") == ["mail"]
+
+
+async def test_a_subscription_created_again_while_no_operator_ran_is_delivered_once(
+    world: ChannelWorld,
+) -> None:
+    """Its finalizer was removed by hand: the previous subscriber got all events, too."""
+    await ready(world, "mail")
+    await world.operator.close()
+    world.cluster.set_finalizers(MESSAGING, "Subscription", SHOP, "mail")
+    world.cluster.remove(MESSAGING, "Subscription", SHOP, "mail")
+    world.declare_subscription(SHOP, "mail", "orders")
+    await world.restart()
+    world.hear()
+    await world.channels.resume()
+    await world.reconcile_channel(SHOP, "orders")
+    status = await world.reconcile_subscription(SHOP, "mail")
+    assert condition(status, "Ready")["status"] == "True"
+    await world.reconcile_channel(SHOP, "orders")
+    assert _delivered(world, "orders") == ["mail"]
+
+
+def _delivered(world: ChannelWorld, channel: str) -> list[str]:
+    """Return the Subscription of each record in the contract of a channel's shards."""
+    contract = world.log.topics[names.contract_topic(SHOP, names.of_channel(channel))]
+    return [each.egress.trigger for each in shards.read_shared_egresses(contract[0]).values()]

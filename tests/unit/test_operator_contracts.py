@@ -24,7 +24,8 @@ from support.sharing import (
     is_ready,
 )
 
-from knafka.core.errors import LogError
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.errors import LogError, LogFull
 from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING
@@ -81,6 +82,52 @@ async def test_after_a_write_that_failed_the_contract_is_read_again(world: Opera
     assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
     assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
     assert found.position == len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_an_entry_that_kafka_refuses_as_too_large_fails_alone(world: OperatorWorld) -> None:
+    """Entries that are written together may be several owners'."""
+    await declare(world, SHARED)
+    topic = contract_topic(world)
+    record = topic.records[GROUP]
+    sink = record.egress.subscriber.model_copy(update={"ca_certs": "x" * 2 * MAX_RECORD_BYTES})
+    egress = record.egress.model_copy(update={"subscriber": sink})
+    too_large = record.model_copy(update={"egress": egress})
+    entries = {"first": record, "too-large": too_large, "second": record}
+    async with topic._lock:  # so that they are written together
+        writes = [asyncio.create_task(topic.write(*entry)) for entry in entries.items()]
+        await asyncio.sleep(0)
+    first, error, second = await asyncio.gather(*writes, return_exceptions=True)
+    assert (first, second) == (None, None)
+    assert isinstance(error, LogError)
+    assert error.too_large
+    assert contract(world).keys() == topic.records.keys() == {GROUP, "first", "second"}
+    assert topic.known, "what is too large was surely not stored"
+    assert topic.position == topic.compared == 3
+
+
+async def test_a_write_that_fails_beside_others_has_the_contract_read_again(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    topic = contract_topic(world)
+    record, writer = topic.records[GROUP], topic.kafka.ensure_writer()
+    append = writer.append
+
+    def append_or_fail(name: str, key: bytes | None, *rest: Any) -> None:
+        if key == b"fails":
+            raise LogFull("the buffer is full")
+        append(name, key, *rest)
+
+    monkeypatch.setattr(writer, "append", append_or_fail, raising=False)
+    async with topic._lock:
+        writes = [asyncio.create_task(topic.write(key, record)) for key in ("fails", "stored")]
+        await asyncio.sleep(0)
+    error, stored = await asyncio.gather(*writes, return_exceptions=True)
+    assert isinstance(error, LogFull)
+    assert stored is None
+    assert not topic.known
+    await topic.load()
+    assert topic.records.keys() == {GROUP, "stored"}
 
 
 async def test_a_record_of_another_operator_is_noticed_though_we_have_written_since(

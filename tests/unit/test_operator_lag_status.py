@@ -81,3 +81,12 @@ async def test_nothing_is_kept_of_a_trigger_that_is_gone(monkeypatch: pytest.Mon
         world.operator.on_trigger(world.document("Trigger", *WHO), gone=True)
         await world.operator.triggers.stop_delivery(Identity(*WHO))
         assert world.operator.states.triggers == {}
+
+
+async def test_a_trigger_that_is_deleted_before_its_lag_is_written_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _ready(monkeypatch, {}) as (world, written):
+        world.operator.states.drop_trigger(Identity(*WHO))
+        await world.operator.publishing._publish(Identity(*WHO), {"knafka.dev/lag": "1"})
+        assert written == []

@@ -50,7 +50,8 @@ def says(world: ArchivesWorld, kind: str, name: str, type_: str = "Succeeded") -
 async def test_a_replay_is_done_by_a_job_of_its_archive_and_says_what_it_sent(
     world: ArchivesWorld,
 ) -> None:
-    replay = world.ask(REPLAY, "again", select={"trigger": "orders", "code": 503}, rate=10)
+    select = {"trigger": "orders", "code": 503, "summary": ""}
+    replay = world.ask(REPLAY, "again", select=select, rate=10)
     await world.rounds()
     assert world.job()["metadata"]["name"] == "kept-1"
     assert world.leases() == [
@@ -66,6 +67,7 @@ async def test_a_replay_is_done_by_a_job_of_its_archive_and_says_what_it_sent(
     assert (asked.command, asked.replay_id, asked.rate) == ("replay", replay["metadata"]["uid"], 10)
     assert asked.by == "shop/again"
     assert (asked.select["trigger"], asked.select["code"]) == ("orders", 503)
+    assert asked.select["summary"] == "", "only failures without an error text"
     world.end(records=0, replay=replay["metadata"]["uid"], sent=7)
     await world.rounds()
     told = world.told(REPLAY, "again")

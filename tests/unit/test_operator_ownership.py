@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
@@ -11,6 +13,7 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition, runni
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
+    PAUSED_ANNOTATION,
     SERVING,
 )
 
@@ -119,6 +122,27 @@ async def test_two_triggers_whose_names_join_to_the_same_have_groups_of_their_ow
     assert len(groups) == 2
     await world.operator.triggers.delete(world.document("Trigger", "a-b", "c"))
     assert len(groups & set(world.log.groups)) == 1
+
+
+async def test_two_paused_triggers_reconciled_together_have_groups_of_their_own(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each claimed its group only after its functions were deleted, which takes requests."""
+    for namespace, name in (("a-b", "c"), ("a", "b-c")):
+        world.declare_broker(namespace)
+        await world.reconcile_broker(namespace)
+        world.declare_trigger(namespace, name, annotations={PAUSED_ANNOTATION: "true"})
+    get = world.cluster.get
+
+    async def slow_get(*name: str) -> Any:
+        await asyncio.sleep(1)
+        return await get(*name)
+
+    monkeypatch.setattr(world.cluster, "get", slow_get)
+    statuses = await asyncio.gather(
+        world.reconcile_trigger("a-b", "c"), world.reconcile_trigger("a", "b-c")
+    )
+    assert len({status["annotations"]["group.id"] for status in statuses}) == 2
 
 
 # Deletion.

@@ -52,7 +52,7 @@ TRIED_ELSEWHERE = {
     *("SecretNotAllowed", "SecretNotFound"),
     # test_operator_channel_entries.py
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
-    "ContractTooLarge",  # test_operator_sinks.py
+    *("ContractTooLarge", "EventPoliciesTooLarge"),  # test_operator_sinks, test_event_policies
     # test_operator_forged_status.py
     "GroupNotOurs",
     *("GroupTaken", "TopicTaken"),  # test_name_templates.py

@@ -113,3 +113,28 @@ async def test_a_replay_goes_with_its_trigger() -> None:
         await world.operator.triggers.stop_delivery(Identity("shop", "first"))
         await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == set()
+
+
+async def test_a_replayer_applied_while_its_trigger_is_deleted_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the operator's namespace no owner deletes it, and the next of that name can't have it."""
+    async with running_operator() as world:
+        here, _ = await _two_kafkas(world)
+        apply, is_asked, goes_on = world.cluster.apply, asyncio.Event(), asyncio.Event()
+
+        async def slow_apply(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+            if manifest["metadata"]["name"] == "first-kn-replayer":
+                is_asked.set()
+                await goes_on.wait()
+            return await apply(manifest)
+
+        monkeypatch.setattr(world.cluster, "apply", slow_apply)
+        world.cluster.unready.add("first-kn-replayer")
+        await _replay(here, "here", "first")
+        await is_asked.wait()
+        await world.delete_trigger("shop", "first")
+        goes_on.set()
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
+        assert "first-kn-replayer" not in world.cluster.services()
+        assert _replayed(here) == set()

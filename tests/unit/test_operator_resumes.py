@@ -11,6 +11,7 @@ import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka_operator.functions.dispatcher_services import EGRESS_VARIABLE
+from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
 
@@ -101,6 +102,35 @@ async def test_a_take_over_writes_no_status_that_stays_as_it_was(
     await world.reconcile_trigger("shop", "t0")
     assert world.document("Trigger", "shop", "t0")["status"] == before
     assert "write_status" not in asked.calls
+
+
+async def test_an_api_server_that_fails_once_leaves_a_resumed_trigger_ready(
+    world: OperatorWorld,
+) -> None:
+    """Its Broker's first reconciliation failed, and it said that the Broker has no topic."""
+    before = world.document("Trigger", "shop", "t0")["status"]
+    await world.restart()
+    await world.operator.resume()
+    world.cluster.refuse("get", "ConfigMap")
+    with pytest.raises(ClusterError):
+        await world.reconcile_broker("shop", "b0")
+    document = world.document("Trigger", "shop", "t0")
+    assert await world.operator.triggers.reconcile(document) is None
+    world.cluster.permit()
+    await world.reconcile_broker("shop", "b0")
+    await world.reconcile_trigger("shop", "t0")
+    assert world.document("Trigger", "shop", "t0")["status"] == before
+
+
+async def test_an_api_server_that_refuses_holds_up_no_resumed_trigger(world: OperatorWorld) -> None:
+    """Nobody knows when the operator's role allows it to read the ConfigMap."""
+    await world.restart()
+    await world.operator.resume()
+    world.cluster.refuse("get", "ConfigMap", error=NotAllowed("can't get ConfigMap"))
+    with pytest.raises(NotAllowed):
+        await world.reconcile_broker("shop", "b0")
+    status = await world.reconcile_trigger("shop", "t0")
+    assert condition(status, "Ready")["status"] == "Unknown"
 
 
 async def test_a_resumed_trigger_whose_broker_has_no_topic_says_so(world: OperatorWorld) -> None:

@@ -12,9 +12,10 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
+from knafka_operator.decisions.effects import Effect, StartDelivery
 from knafka_operator.engine.work_queue import GONE
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, EVENTING, FINALIZER, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, FINALIZER, ISOLATION, SERVING
 from knafka_operator.runtime.selections import BROKERS, TRIGGERS
 
 pytestmark = pytest.mark.looptime
@@ -53,6 +54,21 @@ def _filter(type_: str) -> dict[str, Any]:
     return {"filter": {"attributes": {"type": type_}}}
 
 
+def _add_pod(world: OperatorWorld, revision: str) -> dict[str, Any]:
+    """Add a pod in which this Revision of the Trigger's dispatcher runs."""
+    function = {"name": "function", "state": {"running": {}}}
+    proxy = {"name": "queue-proxy", "state": {"running": {}}}
+    labels = {"serving.knative.dev/service": SERVICE, "serving.knative.dev/revision": revision}
+    return world.cluster.put(
+        {
+            "apiVersion": CORE,
+            "kind": "Pod",
+            "metadata": {"namespace": "shop", "name": "older", "labels": labels},
+            "status": {"containerStatuses": [proxy, function]},
+        }
+    )
+
+
 async def test_a_function_that_cannot_start_leaves_the_one_before_it_delivering(
     world: OperatorWorld,
 ) -> None:
@@ -85,23 +101,60 @@ async def test_a_trigger_is_ready_only_when_unasked_pods_of_the_revision_before_
 ) -> None:
     """Those drain from their start to their end, with what was declared before."""
     await _declare(world, MIN_SCALE, **_filter("old"))
-    older = f"{SERVICE}-00001"
-    function = {"name": "function", "state": {"running": {}}}
-    proxy = {"name": "queue-proxy", "state": {"running": {}}}
-    labels = {"serving.knative.dev/service": SERVICE, "serving.knative.dev/revision": older}
-    pod = world.cluster.put(
-        {
-            "apiVersion": CORE,
-            "kind": "Pod",
-            "metadata": {"namespace": "shop", "name": "older", "labels": labels},
-            "status": {"containerStatuses": [proxy, function]},
-        }
-    )
+    pod = _add_pod(world, older := f"{SERVICE}-00001")
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
     ready = await _declare(world, {}, **_filter("new"))
     assert (ready["status"], ready["reason"]) == ("Unknown", "OldRevisionDelivers")
     assert older in ready["message"]
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "Unknown"
+    pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize("annotations", [{}, {ISOLATION: "shared"}], ids=["own", "to a shard"])
+async def test_an_edit_that_an_operator_died_at_is_ready_when_pods_of_the_revision_before_are_gone(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str]
+) -> None:
+    """The next operator found the new Revision Ready, and the old one's drains went on."""
+    await _declare(world, **_filter("old"))
+    pod = _add_pod(world, f"{SERVICE}-00001")
+    run = world.operator.effects.run
+
+    async def dying(effect: Effect, *arguments: Any) -> Any:
+        if isinstance(effect, StartDelivery):
+            raise asyncio.CancelledError
+        return await run(effect, *arguments)
+
+    monkeypatch.setattr(world.operator.effects, "run", dying)
+    with pytest.raises(asyncio.CancelledError):
+        await _declare(world, annotations, **_filter("new"))
+    await world.restart()
+    await world.operator.resume()
+    await world.reconcile_broker("shop")
+    ready = condition(await world.reconcile_trigger(*WHO), "Ready")
+    assert (ready["status"], ready["reason"]) == ("Unknown", "OldRevisionDelivers")
+    pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize("annotations", [{}, {ISOLATION: "shared"}], ids=["own", "to a shard"])
+async def test_an_edit_with_a_changed_secret_is_ready_when_pods_of_the_revision_before_are_gone(
+    world: OperatorWorld, annotations: dict[str, str]
+) -> None:
+    """Another Secret is another scaler, which doesn't know that the group may have members."""
+    mine = {"apiVersion": CORE, "kind": "ConfigMap", "name": "mine"}
+    servers = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    world.configure("shop", "mine", **servers)
+    sasl = {"protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", "user": "u"}
+    world.declare_secret("shop", "kafka", **sasl, password="one")
+    world.declare_broker("shop", config=mine)
+    await world.reconcile_broker("shop")
+    assert (await _declare(world, **_filter("old")))["status"] == "True"
+    pod = _add_pod(world, f"{SERVICE}-00001")
+    world.declare_secret("shop", "kafka", **sasl, password="two")
+    await world.reconcile_broker("shop")
+    ready = await _declare(world, annotations, **_filter("new"))
+    assert (ready["status"], ready["reason"]) == ("Unknown", "OldRevisionDelivers")
     pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
 

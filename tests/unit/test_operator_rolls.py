@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
+from support.sharing import OWN
 
 from knafka_operator.decisions.status import ROLLED_OUT
 from knafka_operator.functions.rolls import ROLL_TIMEOUT
@@ -224,3 +226,36 @@ async def test_a_function_that_is_gone_has_no_turn(world: OperatorWorld) -> None
     await world.operator.states.rolls.check_turns(world.cluster)
     await _reconcile_all(world)
     assert len(_rolled(world)) >= 2
+
+
+async def test_a_channels_function_that_does_not_start_holds_up_no_other_namespace() -> None:
+    """The functions of all channels run in the operator's namespace."""
+    subscriptions = [Identity("a", "t1"), Identity("a", "t2"), Identity("b", "t3")]
+    async with running_channels() as world:
+
+        async def reconcile(*names: Identity) -> list[Mapping[str, Any]]:
+            for namespace in ("a", "b"):
+                await world.reconcile_channel(namespace, "orders")
+            return [await world.reconcile_subscription(*each) for each in names]
+
+        for namespace in ("a", "b"):
+            world.declare_channel(namespace, "orders")
+        for each in subscriptions:
+            world.declare_subscription(*each, "orders", annotations=OWN)
+        await reconcile(*subscriptions)
+        stuck, neighbour, victim = (
+            next(name for name in world.cluster.services() if each.name in name)
+            for each in subscriptions
+        )
+        await world.restart(image=NEW)
+        rolls = world.channels.states.rolls
+        world.cluster.unready.add(stuck)
+        await reconcile(subscriptions[0])
+        await asyncio.sleep(ROLL_TIMEOUT + 1)
+        await rolls.check_turns(world.cluster)
+        statuses = await reconcile(*subscriptions)
+        assert {stuck, victim} <= _rolled(world)
+        assert neighbour not in _rolled(world)
+        assert stuck in condition(statuses[1], ROLLED_OUT)["message"]
+        assert stuck not in str(statuses[2])
+        assert "RolledOut" not in str(statuses[2])

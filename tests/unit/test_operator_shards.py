@@ -30,9 +30,17 @@ from support.sharing import (
 from knafka.core import names
 from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
+from knafka.core.errors import LogError
 from knafka_operator.functions.dispatcher_services import SHARD_VARIABLE
 from knafka_operator.kafka import shards
-from knafka_operator.model.resources import CORE, ISOLATION, PAUSED_ANNOTATION, SERVING
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    CORE,
+    EXTERNAL_TOPIC,
+    ISOLATION,
+    PAUSED_ANNOTATION,
+    SERVING,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -213,6 +221,117 @@ async def test_a_shards_service_goes_when_nobody_has_used_it_for_a_while(
     await world.reconcile_broker(SHOP)
     assert SERVICE not in world.cluster.services()
     assert MEMBERS not in world.log.groups
+
+
+async def test_a_trigger_that_comes_back_has_its_shard_applied_again_if_only_the_group_stayed(
+    world: OperatorWorld,
+) -> None:
+    """It was Ready without any Service."""
+    await declare(world, SHARED)
+    await declare(world, OWN)
+    await world.reconcile_broker(SHOP)
+    await asyncio.sleep(120)
+    world.kafka_failures["delete_group"] = LogError("the group has members")
+    await world.reconcile_broker(SHOP)
+    assert SERVICE not in world.cluster.services()
+    assert is_ready(await declare(world, SHARED))
+    assert SERVICE in world.cluster.services()
+
+
+async def test_a_trigger_that_comes_back_while_its_shard_is_deleted_has_it_applied_again(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    await declare(world, OWN)
+    await world.reconcile_broker(SHOP)
+    await asyncio.sleep(120)
+    is_deleted, delete = asyncio.Event(), world.cluster.delete
+
+    async def deleting(*name: str) -> None:
+        await delete(*name)
+        is_deleted.set()
+        await asyncio.sleep(2)
+
+    monkeypatch.setattr(world.cluster, "delete", deleting)
+    broker = asyncio.create_task(world.reconcile_broker(SHOP))
+    await is_deleted.wait()
+    assert is_ready(await declare(world, SHARED))
+    await broker
+    assert SERVICE in world.cluster.services()
+    assert world.operator._shards.services_of(Identity(SHOP, "default")) == [(SHOP, SERVICE)]
+
+
+async def test_the_shard_of_a_trigger_that_left_its_own_dispatcher_is_not_deleted_as_empty(
+    world: OperatorWorld,
+) -> None:
+    """The hand-over forgot the Trigger's number, so that its shard counted as empty."""
+    await declare(world, OWN)
+    assert is_ready(await declare(world, SHARED))
+    for _ in range(2):
+        await world.reconcile_broker(SHOP)
+        await asyncio.sleep(120)
+    await world.reconcile_broker(SHOP)
+    assert SERVICE in world.cluster.services()
+
+
+async def test_a_shard_that_was_long_empty_is_not_deleted_while_a_trigger_moves_to_it(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    await declare(world, OWN)
+    await world.reconcile_broker(SHOP)
+    await asyncio.sleep(120)
+    stop = world.operator.triggers.stop_delivery
+
+    async def stopping(identity: Identity) -> None:
+        await stop(identity)
+        await world.reconcile_broker(SHOP)
+
+    monkeypatch.setattr(world.operator.triggers, "stop_delivery", stopping)
+    assert is_ready(await declare(world, SHARED))
+    assert SERVICE in world.cluster.services()
+
+
+async def test_the_shards_of_a_broker_that_was_deleted_meanwhile_need_nothing(
+    world: OperatorWorld,
+) -> None:
+    await declare(world, SHARED)
+    identity = Identity(SHOP, "default")
+    broker = world.operator.states.brokers[identity].state
+    assert broker is not None
+    world.operator.states.drop_broker(identity)
+    await world.operator._shards.maintain(broker.broker)
+
+
+@pytest.mark.parametrize("topic", [None, "legacy"], ids=["own topics", "one external topic"])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_trigger_that_moves_to_another_broker_is_delivered_by_that_one_only(
+    topic: str | None, restart: bool
+) -> None:
+    """Nothing refuses the change where no webhook runs."""
+    async with running_operator() as world:
+        world.log.create("legacy", 1)
+        world.allow("legacy")
+        for broker in ("first", "second"):
+            world.declare_broker(SHOP, broker, {EXTERNAL_TOPIC: topic} if topic else {})
+            await world.reconcile_broker(SHOP, broker)
+        for name in ("orders", "other"):
+            assert is_ready(await declare(world, SHARED, name, broker="first"))
+        world.declare_trigger(SHOP, "orders", broker="second", annotations=SHARED)
+        if restart:
+            await world.restart()
+            await world.operator.resume()
+            for broker in ("first", "second"):
+                await world.reconcile_broker(SHOP, broker)
+        assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+        if restart:
+            await world.reconcile_broker(SHOP, "first")
+        groups = {
+            broker: set(shards.read_shared_egresses(world.log.topics[contract_topic][0]))
+            for broker in ("first", "second")
+            if (contract_topic := names.contract_topic(SHOP, broker))
+        }
+        assert groups == {"first": {names.trigger_group(SHOP, "other")}, "second": {GROUP}}
 
 
 async def test_a_shards_service_that_was_deleted_is_made_again(world: OperatorWorld) -> None:

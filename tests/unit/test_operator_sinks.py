@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -427,3 +428,24 @@ async def test_a_topic_counts_to_what_its_namespace_may_have() -> None:
         await world.delete("first")
         await world.turn()
         assert world.says("Ready") == ("True", "")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_sinks_that_are_applied_at_once_pass_their_namespaces_maximum_neither(
+    restarted: bool,
+) -> None:
+    async with sinks_world() as world:
+        limited = replace(world.sinks.settings, maxima=Maxima(namespace_partitions=5))
+        world.sinks.settings = limited
+        names = ["one", "two", "three"]
+        for name in names:
+            world.declare(name, topic=name, numPartitions=4, replicationFactor=1)
+        await asyncio.gather(*(world.turn(name) for name in names))
+        (made,) = (name for name in names if name in world.inner.log.topics)
+        if restarted:
+            await world.start()
+            world.sinks.settings = limited
+        for name in sorted(names, key=made.__eq__):  # the others first
+            await world.turn(name)
+        assert {*names} & {*world.inner.log.topics} == {made}
+        assert world.says("Ready", made) == ("True", "")

@@ -146,6 +146,20 @@ async def test_one_that_no_webhook_filled_in_has_a_group_by_its_uid() -> None:
         assert world.egress().group == f"knative-kafka-source-{uid}"
 
 
+async def test_a_group_by_the_uid_of_another_source_stays_when_a_source_that_names_it_goes() -> (
+    None
+):
+    async with sources_world() as world:
+        world.declare(consumerGroup="")
+        world.stored()["metadata"]["uid"] = "7c2b2f0e-5f3a-4c83-9c43-0d6f6f1a2b3c"
+        await world.turn()
+        group = world.egress().group
+        world.declare(consumerGroup=group, name="other")
+        await world.turn("other")
+        await world.delete("other")
+        assert world.committed(group)
+
+
 async def test_a_topic_that_is_added_begins_where_the_source_says_and_others_go_on() -> None:
     async with sources_world() as world:
         store(world, "more", 5)

@@ -21,6 +21,7 @@ from knafka_operator.functions.services import TRUST_BUNDLE, TRUST_PATH
 from knafka_operator.functions.trust_bundle_manifests import TRUST_BUNDLE_LABEL, merge_certificates
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import NotAllowed
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 
 EVENTING = "knative-eventing"
@@ -214,6 +215,23 @@ async def test_a_trigger_tells_by_what_its_destinations_are_known(world: Operato
     assert (status["subscriberCACerts"], status["deadLetterSinkCACerts"]) == (PEM, OTHER_PEM)
     status = await declare(world, {}, subscriber={"uri": "https://there/"})
     assert (status["subscriberCACerts"], status["deadLetterSinkCACerts"]) == (None, None)
+
+
+async def test_more_authorities_than_a_dispatcher_can_be_given_change_nothing_and_are_a_reason(
+    world: OperatorWorld,
+) -> None:
+    world.declare_broker("shop")
+    await world.reconcile_broker("shop")
+    world.declare_trigger("shop", "orders")
+    assert condition(await world.reconcile_trigger("shop", "orders"), "Ready")["status"] == "True"
+    services_before = list(world.cluster.of("Service"))
+    large = {"uri": "https://there/", "CACerts": PEM * (150_000 // len(PEM))}
+    world.declare_trigger("shop", "orders", subscriber=large)
+    found = condition(await world.reconcile_trigger("shop", "orders"), "SubscriptionReady")
+    assert (found["status"], found["reason"]) == ("False", "ContractTooLarge")
+    assert "declare shorter CACerts or filters" in found["message"]
+    assert list(world.cluster.of("Service")) == services_before
+    assert Identity("shop", "orders") in world.operator.triggers.watched
 
 
 async def test_a_subscription_tells_it_too_and_so_does_its_entry() -> None:

@@ -31,6 +31,8 @@ OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {
             ],
         }
     },
+    ("v1", "Secret", "other", "there"): {"data": {}},
+    ("example.com/v1", "Inbox", "other", "new"): {"status": {"addresses": [{"name": "http"}]}},
     ("example.com/v1", "Inbox", "shop", "odd"): {"status": {"address": {"url": "mailto:you"}}},
 }
 
@@ -126,6 +128,24 @@ async def test_what_has_no_address_says_why(ref: Mapping[str, Any], reason: str)
     with pytest.raises(Unresolved) as refused:
         await _resolve({"ref": ref})
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "name"), [("v1", "Secret", "there"), ("example.com/v1", "Inbox", "new")]
+)
+@pytest.mark.parametrize("address", [{}, {"address": "grpc"}], ids=["unnamed", "named"])
+async def test_what_has_no_address_in_another_namespace_is_the_same_as_what_is_missing_there(
+    api_version: str, kind: str, name: str, address: dict[str, str]
+) -> None:
+    """A Trigger's status must not say which Secrets another namespace has."""
+    refusals = set()
+    for each in (name, "missing"):
+        ref = _ref(api_version, kind, each, namespace="other", **address)
+        with pytest.raises(Unresolved) as refused:
+            await _resolve({"ref": ref})
+        refusals.add((refused.value.reason, str(refused.value).replace(each, "NAME")))
+    message = f"{kind} other/NAME ({api_version}) does not exist or has no address"
+    assert refusals == {("NotFound", message)}
 
 
 @pytest.mark.parametrize(

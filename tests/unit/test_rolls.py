@@ -38,14 +38,14 @@ def test_a_service_without_a_digest_is_compared_by_its_contract(
 
 
 def test_a_roll_that_is_stuck_is_named_to_its_neighbours_and_to_no_other_namespace() -> None:
-    stuck = {Identity("shop", "audit"), Identity("other", "stock")}
-    condition = roll_waits_condition(MAIL, stuck, at_most=5)
+    stuck = {Identity("shop", "audit"): "shop", Identity("other", "stock"): "other"}
+    condition = roll_waits_condition(MAIL, "shop", stuck, at_most=5)
     assert condition.reason == "RollStuck"
     assert "waits for audit" in condition.message
     assert "stock" not in condition.message
 
 
 def test_a_roll_waits_for_its_turn() -> None:
-    condition = roll_waits_condition(MAIL, (), at_most=5)
+    condition = roll_waits_condition(MAIL, "shop", {}, at_most=5)
     assert condition.reason == "RollWaits"
     assert "5 functions at a time" in condition.message

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.certificates import PEM
 
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.filters.declared_filters import AttributesFilter
+from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import receiver_services, services
 from knafka_operator.functions.dispatcher_services import dispatcher_service, shard_service
 from knafka_operator.installation.settings import Settings
@@ -176,6 +178,16 @@ def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
         ):
             assert _environment(service).get("OTEL_TRACES_EXPORTER") == said
             assert _environment(service)["KNAFKA_LOG_FORMAT"] == "json"
+
+
+def test_a_contract_that_fits_into_no_environment_variable_is_refused() -> None:
+    """A container with it can't start: `Argument list too long`."""
+    sink = contract.Sink(url="https://there/", ca_certs=PEM * (90_000 // len(PEM)))
+    assert _dispatcher(_egress(subscriber=sink), Autoscaling(), 1)
+    attributes = AttributesFilter(attributes={"type": "ä" * 30_000})  # six characters each in JSON
+    with pytest.raises(NotReady, match="its dispatcher's contract has") as refused:
+        _dispatcher(_egress(filter=attributes), Autoscaling(), 1)
+    assert refused.value.reason == "ContractTooLarge"
 
 
 def test_functions_are_for_the_cluster_only_and_run_without_privileges() -> None:

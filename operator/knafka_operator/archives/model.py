@@ -28,6 +28,9 @@ MAX_ARCHIVE_NAME: Final = 52
 """Most characters of an archive's name: Jobs' names add the run number, and pods' names add
 more."""
 
+MAX_DAYS: Final = 365_000
+"""Most days that a report may cover, and that failures may be kept; the jobs take no more."""
+
 _match_url = re.compile(
     r"(?P<scheme>[a-z0-9]+)://[A-Za-z0-9.@_-]+(?P<path>(?:/[A-Za-z0-9._=-]+)*)/?"
 ).fullmatch
@@ -63,6 +66,17 @@ def _check_positive(seconds: float) -> float:
 
 PositiveDuration = Annotated[Duration, AfterValidator(_check_positive)]
 """A duration of more than 0 seconds."""
+
+
+def _check_retention(seconds: float) -> float:
+    """Return the seconds. Raises a validation error if they are more than `MAX_DAYS`."""
+    if seconds > MAX_DAYS * 86_400:
+        raise problem(f"invalid value: want at most P{MAX_DAYS}D; without it, all are kept")
+    return seconds
+
+
+RetentionDuration = Annotated[PositiveDuration, AfterValidator(_check_retention)]
+"""How long failures are kept."""
 
 
 class Claim(Declared):
@@ -133,7 +147,7 @@ class Reporting(Declared):
     """When reports are due: a cron expression of five fields."""
     time_zone: str = "UTC"
     """The zone in which the schedule is read, such as `Europe/Berlin`."""
-    days: Annotated[int, Field(ge=1)] = 30
+    days: Annotated[int, Field(ge=1, le=MAX_DAYS)] = 30
     """Number of days that the report's timeline covers."""
     announce: bool = True
     """Whether an event about each report is sent to the Broker."""
@@ -152,10 +166,12 @@ class Reporting(Declared):
 
 
 class Retention(Declared):
-    """Seconds for which the tables keep failures after their last attempt; None: for ever."""
+    """Seconds for which the tables keep failures; None: for ever."""
 
-    resolved: PositiveDuration | None = None
-    unresolved: PositiveDuration | None = None
+    resolved: RetentionDuration | None = None
+    """Of failures that a replay has resolved, since it sent them."""
+    unresolved: RetentionDuration | None = None
+    """Of other failures, since their last dead letter was stored."""
 
     @model_validator(mode="after")
     def _check_retention_order(self) -> Self:

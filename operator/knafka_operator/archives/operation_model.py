@@ -54,14 +54,14 @@ Moment: TypeAlias = Annotated[str, AfterValidator(_normalize_to_utc)]
 class Select(Declared):
     """Selects failures; every field that is set must match, and None matches any. Fields are named
     like the jobs' options: `trigger` and `destination` are those that failed, `code` is the HTTP
-    status of the last response, `summary` the short form of the error; `type` and `source` are the
-    event's attributes."""
+    status of the last response, `summary` the short form of the error (empty: no error text);
+    `type` and `source` are the event's attributes."""
 
     trigger: NonEmpty | None = None
     destination: NonEmpty | None = None
     reason: Reason | None = None
     code: Annotated[int, Field(ge=100, le=999)] | None = None
-    summary: NonEmpty | None = None
+    summary: str | None = None
     type: NonEmpty | None = None
     source: NonEmpty | None = None
     ids: Annotated[tuple[NonEmpty, ...], Field(max_length=MAX_IDS)] = ()
@@ -98,7 +98,7 @@ class OperationSpec(Declared):
 class ReplaySpec(OperationSpec):
     """The spec of a DeadLetterReplay."""
 
-    rate: Annotated[float, Field(gt=0)] | None = None
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Most events sent per second; None: no limit."""
 
 

@@ -1,5 +1,5 @@
-"""Finds the Kafka of a Broker: by ConfigMaps and a Secret or, if one of these is gone, by the
-Broker's record or status.
+"""Finds the Kafka of a Broker: by ConfigMaps and a Secret or, if these have changed or are gone,
+by the Broker's record or status.
 
 Not here: what a Broker has in its Kafka (`kind`, `observe`).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.brokers.decide import BrokerConnection
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import services
@@ -19,7 +19,7 @@ from knafka_operator.kafka import credentials, desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
-from knafka_operator.model.cluster import Cluster, decode_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, Broker, ConfigMap
 from knafka_operator.records.state import States
@@ -68,23 +68,28 @@ class BrokerKafkas:
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
-    async def find_kafka(self, broker: Broker) -> KafkaCluster:
-        """Return the Kafka with a Broker's topic, even if the Broker's ConfigMap or Secret was
-        deleted before the Broker. Raises the errors in `EXPECTED` if the Kafka isn't known, and
-        `ClusterError`."""
+    async def find_kafka(self, document: Document) -> KafkaCluster:
+        """Return the Kafka with a Broker's topic, even if the Broker is invalid, or if its
+        ConfigMap or Secret was deleted or changed since. It is the first of these whose servers are
+        those in the Broker's status: the Kafka that is configured now, the one in its record. If
+        none is, connect to these servers without credentials. Raises the errors in `EXPECTED` if
+        the Kafka isn't known, and `ClusterError`."""
+        candidates: list[KafkaCluster] = []
+        failure: KnafkaError | None = None
         try:
-            return (await self.connect(broker))[1]
-        except (NotReady, InvalidDocument):
-            record = self.states.brokers.get(
-                Identity(broker.metadata.namespace, broker.metadata.name)
-            )
-            if record is not None and record.kafka is not None:
-                return record.kafka
-            # The operator has restarted since and lost the credentials; the Kafka may need none.
-            servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
-            if servers is None:
-                raise
-            return self.kafkas.ensure_cluster(servers, None)
+            _, configured_kafka = await self.connect(_without_delivery(document))
+            candidates.append(configured_kafka)
+        except (NotReady, InvalidDocument) as error:
+            failure = error
+        record = self.states.brokers.get(Identity.of(document))
+        if record is not None and record.kafka is not None:
+            candidates.append(record.kafka)
+        servers = status_annotations(document).get(desired.BOOTSTRAP_SERVERS)
+        kafka = self.kafkas.find_cluster(servers, candidates)
+        if kafka is None:
+            assert failure is not None
+            raise failure
+        return kafka
 
     @property
     def installation_config_identity(self) -> Identity:
@@ -101,3 +106,11 @@ class BrokerKafkas:
         `InvalidDocument` if it can't be parsed."""
         stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if stored is None else parse(ConfigMap, stored)
+
+
+def _without_delivery(document: Document) -> Broker:
+    """Parse what a stored Broker's connection depends on: its metadata and `spec.config`; the rest
+    may be invalid. Raises `InvalidDocument`."""
+    config = (document.get("spec") or {}).get("config")
+    type_and_metadata = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
+    return parse(Broker, {**type_and_metadata, "spec": {"config": config}})

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knafka.core import names
-from knafka.core.documents import parse
 from knafka_operator.brokers import decide as deciding
 from knafka_operator.brokers.decide import (
     RECEIVER_CONTRACT,
@@ -55,8 +54,15 @@ from knafka_operator.model.resources import (
 from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import Receivers
+from knafka_operator.records.namespace_totals import reserve_partitions
 from knafka_operator.records.ownership import TopicOwnership
-from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.records.state import (
+    BrokerRecord,
+    BrokerState,
+    States,
+    partitions_in_status,
+    topic_in_status,
+)
 from knafka_operator.senders.observe import is_authentication_on
 
 
@@ -116,15 +122,15 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         ]
         if not knafka_annotations:
             return
-        broker, identity = parse(Broker, document), Identity.of(document)
+        broker, identity = resource_of(document), Identity.of(document)
         record = self.states.ensure_broker(document)
-        record.state = None  # else a Trigger that is being reconciled would drain again
+        record.drop_state()  # else a Trigger that is being reconciled would drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         await self.shards.delete(broker)
-        kafka = await self._connections.find_kafka(broker)
-        if (contract_name := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
+        kafka = await self._connections.find_kafka(document)
+        if (contract_name := status_annotations(document).get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw_entry(broker, contract_name, kafka)
         if record.has_contract:
             await kafka.topics.delete_topic(names.contract_topic(*identity))
@@ -144,14 +150,14 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
-        broker, identity = parse(Broker, document), Identity.of(document)
-        annotations = broker.status.annotations
+        broker, identity = resource_of(document), Identity.of(document)
+        annotations = status_annotations(document)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         record = self.states.ensure_broker(document)
         await self.shards.delete(broker)
         if (contract_name := annotations.get(RECEIVER_CONTRACT)) is not None:
-            kafka = await self._connections.find_kafka(broker)
+            kafka = await self._connections.find_kafka(document)
             await self._withdraw_entry(broker, contract_name, kafka)
         topic = annotations.get(TOPIC_STATUS)
         is_external = EXTERNAL_TOPIC in broker.metadata.annotations
@@ -161,16 +167,16 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             and not is_external
         ):
             # `delete_topic_and_groups` decides whether the topic was created for this Broker.
-            topics = (await self._connections.find_kafka(broker)).topics
+            topics = (await self._connections.find_kafka(document)).topics
             recorded_id = annotations.get(TOPIC_ID)
             claimed = await self._ownership.is_claimed(identity, topic)
             await delete_topic_and_groups(topics, topic, recorded_id, groups, claimed=claimed)
         if topic is not None:  # else no dispatcher was ever started
-            kafka = await self._connections.find_kafka(broker)
+            kafka = await self._connections.find_kafka(document)
             self.states.note_kafka(identity, kafka)
             await delete_broker_dead_letters(kafka.topics, *identity)
         if record.has_contract:
-            topics = (await self._connections.find_kafka(broker)).topics
+            topics = (await self._connections.find_kafka(document)).topics
             await delete_shard_contract(topics, *identity, record.shards, topic)
         self.drop(document)
 
@@ -194,7 +200,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         removed from the contract. Raises the errors in `EXPECTED`, and `ClusterError`."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = await self._connections.find_kafka(parse(Broker, document))
+            record.kafka = await self._connections.find_kafka(document)
 
     def drop(self, document: Document) -> None:
         """Drop what the operator has in memory about a deleted Broker; nothing in Kafka is
@@ -203,14 +209,15 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def claim_topic_in_status(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a Broker's status names, if the naming rules give the Broker a topic
-        of that name and no object has claimed the topic yet; returns the Broker's record. Called
-        when a Broker is seen, so that an operator that has just started gives the topic to no other
-        Broker."""
+        """Claim the topic that a Broker's status names, with its partitions, if the naming rules
+        give the Broker a topic of that name and no object has claimed the topic yet; returns the
+        Broker's record. Called when a Broker is seen, so that an operator that has just started
+        gives neither the topic nor its room in the namespace to another Broker."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._ownership.is_brokers_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
+            record.reserved_partitions = partitions_in_status(document)
         return record
 
     # Reconcile.
@@ -233,8 +240,11 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return observed
 
     def decide(self, observed: ObservedBroker, record: BrokerRecord) -> AddressableDecision:
-        """Decide what to do from `observed`."""
-        return deciding.decide(observed, self.settings)
+        """Decide what to do from `observed`, and reserve the partitions of a topic that is to be
+        created."""
+        identity, maxima = Identity.of(observed.document), self.settings.maxima
+        topic = reserve_partitions(self.states, identity, observed.topic, maxima)
+        return deciding.decide(replace(observed, topic=topic), self.settings)
 
     def status_of(
         self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
@@ -259,7 +269,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         """Delete a Broker's receiver, so that no event is accepted, and put the reason into the
         record in place of the Broker's state. Raises `ClusterError`."""
         broker = resource_of(document)
-        record.stopped, record.state = reason, None
+        record.stopped = reason
+        record.drop_state()
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
 
 

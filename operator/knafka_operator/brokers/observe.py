@@ -28,7 +28,6 @@ from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, Broker, Resource
 from knafka_operator.receivers.receivers import Receivers
-from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import TopicOwnership
 from knafka_operator.records.state import BrokerRecord, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
@@ -110,9 +109,7 @@ class BrokerObserver:
         if sink_reference is not None:
             namespace = broker.metadata.namespace
             sink = await observe_sink(self.cluster, sink_reference, namespace, self.settings)
-        features = await observe_features(
-            self.cluster, self.settings, self.states.policies, broker.metadata.namespace
-        )
+        features = await observe_features(self.cluster, self.settings, self.states.policies, broker)
         encryption = features.encryption
         observed = ObservedBroker(
             document,
@@ -175,12 +172,7 @@ class BrokerObserver:
                 )
         except EXPECTED as error:
             return error
-        partitions_of_other_brokers = (
-            0
-            if existing_topic
-            else partitions_of_others(self.states, Identity.of(observed.document))
-        )
-        return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
+        return ObservedTopic(desired_topic, existing_topic, disputed=disputed)
 
     async def observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Return `observed` with the Broker's entry in its receiver's contract topic

@@ -77,7 +77,6 @@ class ChannelKafkas:
         none is known), those of its receivers. If none is, connect to these servers without
         credentials. Raises `NotReady`, `InvalidDocument` and `ClusterError`."""
         annotations = status_annotations(document)
-        servers = annotations.get(desired.BOOTSTRAP_SERVERS)
         candidates: list[KafkaCluster] = []
         failure: KnafkaError | None = None
         try:
@@ -91,14 +90,11 @@ class ChannelKafkas:
             with suppress(NotReady, InvalidDocument):
                 if (kafka_and_topic := await self.find_kafka_of_receiver(name)) is not None:
                     candidates.append(kafka_and_topic[0])
-        # Without servers in the status, any candidate matches.
-        matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
-        if matching:
-            return matching[0]
-        if servers is not None:  # a Kafka that needs no credentials is reached nevertheless
-            return self.kafkas.ensure_cluster(servers, None)
-        assert failure is not None
-        raise failure
+        kafka = self.kafkas.find_cluster(annotations.get(desired.BOOTSTRAP_SERVERS), candidates)
+        if kafka is None:
+            assert failure is not None
+            raise failure
+        return kafka
 
     async def find_kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
         """Return the Kafka and the contract topic of the channel receiver whose Service has this

@@ -62,8 +62,14 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import ReceiverRecord, Receivers
-from knafka_operator.records.namespace_totals import partitions_of_others
-from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.records.namespace_totals import reserve_partitions
+from knafka_operator.records.state import (
+    BrokerRecord,
+    BrokerState,
+    States,
+    partitions_in_status,
+    topic_in_status,
+)
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
@@ -150,7 +156,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         ]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
         record = self.states.ensure_broker(document)
-        record.state = None  # else a Subscription that is just being reconciled would drain again
+        record.drop_state()  # else a Subscription that is just being reconciled would drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await self._return_host(channel)
@@ -229,14 +235,15 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def claim_topic_in_status(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a channel's status names, if the naming rules give this channel that
-        topic name and no object has claimed the topic yet; returns the channel's record. Called
-        when a channel is seen, so that an operator that has just started gives the topic to no
-        other channel."""
+        """Claim the topic that a channel's status names, with its partitions, if the naming rules
+        give this channel that topic name and no object has claimed the topic yet; returns the
+        channel's record. Called when a channel is seen, so that an operator that has just started
+        gives neither the topic nor its room in the namespace to another channel."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = topic is not None and self._is_own_topic_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
+            record.reserved_partitions = partitions_in_status(document)
         return record
 
     def _is_own_topic_name(self, topic: str, document: Document) -> bool:
@@ -250,8 +257,11 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
     def decide(self, observed: ObservedChannel, record: BrokerRecord) -> AddressableDecision:
-        """Decide what to do from `observed`."""
-        return deciding.decide(observed, self.settings)
+        """Decide what to do from `observed`, and reserve the partitions of a topic that is to be
+        created."""
+        identity, maxima = Identity.of(observed.document), self.settings.maxima
+        topic = reserve_partitions(self.states, identity, observed.topic, maxima)
+        return deciding.decide(replace(observed, topic=topic), self.settings)
 
     def status_of(
         self, observed: ObservedChannel, decision: AddressableDecision, record: BrokerRecord
@@ -316,7 +326,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             return replace(observed, connection=error)
         topic = await self._observe_topic(document, channel, connection, record)
         features = await observe_features(
-            self.cluster, self.settings, self.states.policies, channel.metadata.namespace
+            self.cluster, self.settings, self.states.policies, channel
         )
         encryption = features.encryption
         observed = replace(
@@ -367,16 +377,12 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             self.states.claim_topic(record, desired_topic.name)
             topics = record.kafka.topics
             existing_topic = await topics.describe_topic(desired_topic.name)
-            channel_identity = Identity(channel.metadata.namespace, channel.metadata.name)
-            partitions_elsewhere = (
-                0 if existing_topic else partitions_of_others(self.states, channel_identity)
-            )
             annotations = status_annotations(document)
             may_take_over = existing_topic is not None and annotations.get(TOPIC_ID) == ""
             disputed = not may_take_over or await has_records(topics, desired_topic.name)
         except EXPECTED as error:
             return error
-        return ObservedTopic(desired_topic, existing_topic, partitions_elsewhere, disputed)
+        return ObservedTopic(desired_topic, existing_topic, disputed=disputed)
 
     async def _ensure_receiver_record(
         self, connection: ChannelConnection, kafka: KafkaCluster

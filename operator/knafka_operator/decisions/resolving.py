@@ -6,7 +6,8 @@
 
 The address of an object is the entry of `status.addresses` that `ref.address` names, or else the
 first entry; without entries it is `status.address`. The address of a Service is its host name, with
-https if the destination declares CACerts.
+https if the destination declares CACerts. An object of another namespace that has no address counts
+as missing.
 
 Not here: retries, or waiting until an object has an address: callers retry.
 """
@@ -115,8 +116,11 @@ async def _address_of_reference(
     ref_namespace = ref.namespace or namespace
     stored = await get(ref.api_version, ref.kind, ref_namespace, ref.name)
     object_name = f"{ref.kind:.100} {ref_namespace}/{ref.name:.253} ({ref.api_version:.300})"
+    missing = f"{object_name} does not exist"
+    if is_elsewhere := ref_namespace != namespace:
+        missing += " or has no address"
     if stored is None:
-        raise Unresolved(NOT_FOUND_REASON, f"{object_name} does not exist")
+        raise Unresolved(NOT_FOUND_REASON, missing)
     if (ref.api_version, ref.kind) == (CORE, "Service"):
         return {"url": f"{service_scheme}://{ref.name}.{ref_namespace}.svc.{domain}"}  # KN-DST-02
     status = stored.get("status") or {}
@@ -131,5 +135,7 @@ async def _address_of_reference(
         address = next(iter(listed), status.get("address") or {})
         why_missing = "its status.address.url is empty"
     if not address.get("url"):
+        if is_elsewhere:  # nobody learns which other objects, such as Secrets, exist there
+            raise Unresolved(NOT_FOUND_REASON, missing)
         raise Unresolved(NOT_ADDRESSABLE, f"{object_name} has no address: {why_missing}")
     return dict(address)

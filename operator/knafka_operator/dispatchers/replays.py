@@ -21,7 +21,7 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import dispatcher_services, services
-from knafka_operator.functions.applying import apply_service
+from knafka_operator.functions.applying import apply_service, delete_service
 from knafka_operator.functions.service_accounts import dispatcher_account
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import egresses
@@ -132,8 +132,8 @@ class Replays:
 
     async def _apply_replayer(self, identity: Identity, watched: Watched) -> None:
         """Apply the Service of a Trigger's replayer, which delivers like `watched`, and scale it by
-        its replay topic; does nothing if the Trigger is gone. Raises `NotReady`, `InvalidDocument`
-        and `ClusterError`."""
+        its replay topic; does nothing if the Trigger is gone, and deletes the Service if it is by
+        then. Raises `NotReady`, `InvalidDocument` and `ClusterError`."""
         record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
@@ -152,10 +152,18 @@ class Replays:
             replays=True,
             account=dispatcher_account(egress),
         )
-        await apply_service(self._cluster, manifest, trigger)
-        namespace = services.function_namespace(family, identity, self._settings)
+        namespace, name = Identity.of(manifest)
+        try:
+            await apply_service(self._cluster, manifest, trigger)
+        finally:
+            is_gone = record.uid != trigger.metadata.uid or self._current_delivery(identity) is None
+            if is_gone:
+                # The Trigger's deletion may have looked for the Service before it was created.
+                await delete_service(self._cluster, name, trigger, namespace)
+        if is_gone:
+            return
         self._states.urls[self._scaler_id(identity)] = services.service_url(
-            dispatcher_services.replayer_name(family, identity), namespace, self._settings
+            name, namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
         await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)

@@ -34,9 +34,15 @@ from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity, Key
-from knafka_operator.model.resources import SERVING, Broker
+from knafka_operator.model.resources import SERVING, Broker, Resource
 from knafka_operator.model.topics import Topic
-from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Watched
+from knafka_operator.records.state import (
+    BrokerRecord,
+    ShardRecord,
+    States,
+    TriggerRecord,
+    Watched,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +71,8 @@ class Shards:
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
-        record = self._active_record(broker)
-        assert record.state is not None  # checked by `_active_record`
+        record = self.active_record(broker)
+        assert record.state is not None  # checked by `active_record`
         if record.state.kafka.open_writer is None:
             return None
         contract = self.ensure_contract(record, broker, record.state.kafka)
@@ -76,9 +82,9 @@ class Shards:
     def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
         """Return the contract of a Broker in this Kafka; its records may not have been read yet.
         Raises `NotReady` if the Broker is being deleted."""
-        return self.ensure_contract(self._active_record(broker), broker, kafka)
+        return self.ensure_contract(self.active_record(broker), broker, kafka)
 
-    def _active_record(self, broker: Identity) -> BrokerRecord:
+    def active_record(self, broker: Identity) -> BrokerRecord:
         """Return the record of a Broker; its `state` isn't None. Raises `NotReady` if the Broker
         has no record or no state, which counts as being deleted."""
         record = self.states.brokers.get(broker)
@@ -151,7 +157,7 @@ class Shards:
 
         Does nothing if the topic exists. Raises `LogError`, `NotReady` and `ClusterError`.
         """
-        record, contract = self._active_record(broker), await self.load_contract(broker)
+        record, contract = self.active_record(broker), await self.load_contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -174,11 +180,12 @@ class Shards:
         applied again after an error, if the Service isn't Ready `APPLY_RETRY_INTERVAL` seconds
         later, and by the Broker's reconciliation (`maintain`).
         """
-        record = self._active_record(identity)
-        assert record.state is not None  # checked by `_active_record`
+        record = self.active_record(identity)
+        assert record.state is not None  # checked by `active_record`
         broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
-            previous_manifest = shard.manifest
+            # Its Trigger is only counted for good once the Trigger's record is written.
+            shard.empty_since, previous_manifest = None, shard.manifest
             is_retry_due = (
                 shard.problem is not None and _now() - shard.applied_at >= APPLY_RETRY_INTERVAL
             )
@@ -214,11 +221,12 @@ class Shards:
         before, and delete the shards without Triggers for `EMPTY_SHARD_SECONDS`.
 
         If the contract can't be read, or a shard still delivers a deleted Trigger, that is logged,
-        and the shards wait for the next call. Raises `ClusterError`.
+        and the shards wait for the next call. Does nothing for an unknown Broker. Raises
+        `ClusterError`.
         """
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
-        record = self.states.brokers[identity]
-        if not record.has_contract or record.state is None:
+        record = self.states.brokers.get(identity)
+        if record is None or not record.has_contract or record.state is None:
             return
         topic = record.state.topic.name  # the record may lose its state at any `await` below
         try:
@@ -242,10 +250,13 @@ class Shards:
                 elif shard.empty_since is None:
                     shard.empty_since = _now()
                 elif _now() - shard.empty_since >= EMPTY_SHARD_SECONDS:
+                    # A Trigger that comes back, maybe during the deletion, applies it again.
+                    shard.manifest = shard.problem = None
                     await self._delete_service(broker, number)
                     with suppress(LogError):  # the next call tries again
                         await self._delete_member_group(contract, number, topic)
-                        record.shards.pop(number, None)
+                        if not contract.group_count(number):
+                            record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
         """Return namespace and name of the Services of a Broker's known shards; empty for an
@@ -260,7 +271,7 @@ class Shards:
         namespace = services.function_namespace(family, broker, self.settings)
         return Identity(namespace, dispatcher_services.shard_name(family, broker, number))
 
-    async def _delete_service(self, broker: Broker, number: int) -> None:
+    async def _delete_service(self, broker: Resource, number: int) -> None:
         """Delete a shard's Knative Service, if it exists. Raises `ClusterError`."""
         namespace, name = self._service_identity(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
@@ -273,7 +284,7 @@ class Shards:
         shard_group = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members_group(shard_group, topic))
 
-    async def delete(self, broker: Broker) -> None:
+    async def delete(self, broker: Resource) -> None:
         """Delete the Services of all shards of a Broker that has a record. Raises
         `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
@@ -284,18 +295,24 @@ class Shards:
                 await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
-        """Remove from the contract the records of Triggers that were deleted without our finalizer.
-        Raises `LogError`, `NotReady` and `ClusterError`."""
+        """Remove from the contract the records of Triggers that were deleted without our finalizer,
+        or that have moved to another Broker or group while no operator ran. Raises `LogError`,
+        `NotReady` and `ClusterError`."""
         family = self.states.family
+        kind = family.trigger_version, family.trigger
         for group, shared in list(contract.records.items()):
             identity = Identity(shared.egress.namespace, shared.egress.trigger)
-            if identity in self.states.triggers:
-                continue
-            if await self.cluster.get(family.trigger_version, family.trigger, *identity) is None:
-                log.warning("%s %s is gone and was still delivered", family.trigger, identity)
+            record = self.states.triggers.get(identity)
+            if record is None:
+                is_orphan = await self.cluster.get(*kind, *identity) is None
+            else:
+                is_orphan = not _may_deliver(record, broker, group)
+            if is_orphan:
+                message = "%s %s is gone or has moved, and was still delivered by group %s"
+                log.warning(message, family.trigger, identity, group)
                 await contract.withdraw(group)
 
-    async def _load_shards(self, record: BrokerRecord, broker: Broker) -> None:
+    async def _load_shards(self, record: BrokerRecord, broker: Resource) -> None:
         """Add to the record the shards whose Services an earlier operator has applied; lists the
         Services only at the first call for a record. Raises `ClusterError`."""
         if record.shards_listed:
@@ -308,6 +325,16 @@ class Shards:
             ):
                 record.shards.setdefault(number, ShardRecord())
         record.shards_listed = True
+
+
+def _may_deliver(trigger: TriggerRecord, broker: Identity, group: str) -> bool:
+    """Whether a Trigger, by its record in memory, may be delivered from this Broker with this
+    group: it is delivered so now, or neither another Broker nor another group is known."""
+    watched = trigger.watched
+    if watched is not None and (watched.broker, watched.egress.group) == (broker, group):
+        return True  # even if the Trigger has changed: its own reconciliation ends the delivery
+    is_in_groups = group in trigger.groups or not trigger.groups
+    return trigger.broker in (None, broker) and is_in_groups
 
 
 def _now() -> float:

@@ -27,7 +27,7 @@ from knafka_operator.engine.effects import Effects
 from knafka_operator.engine.work_queue import GONE, Requeue
 from knafka_operator.installation.handler import Handler
 from knafka_operator.kafka.clusters import KafkaCluster
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, NotAllowed, Rejected
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.records.state import BrokerRecord, States, without_status
 
@@ -282,9 +282,8 @@ class Reconciler(Generic[S, D, R]):
     def conditions(self, observed: S, decided: ConditionSet) -> list[dict[str, Any]]:
         """Return the list `status.conditions`: the `decided` conditions and their summary, with
         transition times."""
-        return decided.merge_into(
-            self.stored_status(observed).get("conditions") or (), self.timestamp()
-        )
+        previous_conditions = self.stored_status(observed).get("conditions") or ()
+        return decided.merge_into(previous_conditions, self.timestamp())
 
     async def write(self, observed: S, status: Mapping[str, Any]) -> None:
         """Write what `status` changes in the object's stored status; nothing if it changes nothing.
@@ -320,9 +319,8 @@ class Reconciler(Generic[S, D, R]):
         the results of the effects that ran, and with that error. Raises `ClusterError`."""
         for effect in effects:
             try:
-                result = await self.effects.run(
-                    effect, observed, self.kafka_of(observed, record), self
-                )
+                kafka = self.kafka_of(observed, record)
+                result = await self.effects.run(effect, observed, kafka, self)
                 observed = await self.follow_up(effect, observed.after(effect, result), record)
             except EXPECTED as error:
                 return observed.with_failure(effect, error)
@@ -345,9 +343,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return Handler.OWN
 
     async def connect_without_config(self, document: Document) -> KafkaCluster | None:
-        """Return the Kafka of a stored object without reading its ConfigMap, which may be gone;
-        None, the default: only a reconciliation can find it. Raises `NotReady`,
-        `InvalidDocument`."""
+        """Return the Kafka of a stored object even if its ConfigMap is gone; None, the default:
+        only a reconciliation can find it. Raises `NotReady`, `InvalidDocument`."""
         return None
 
     def ensure_record(self, document: Document) -> BrokerRecord:
@@ -365,15 +362,19 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel. Also after an error, record that it was reconciled, and
-        enqueue its Triggers and Sensors if the inputs of their decisions
-        (`BrokerRecord.inputs_of_triggers`) have changed. Returns the new status or None."""
-        record = self.ensure_record(document)
+        """Reconcile a Broker or channel; returns its new status or None. Also after an error,
+        record that it was reconciled, and enqueue its Triggers and Sensors if the inputs of their
+        decisions (`BrokerRecord.inputs_of_triggers`) have changed."""
+        record, is_retried = self.ensure_record(document), False
         previous_inputs = record.inputs_of_triggers()
         try:
             return await super().reconcile(document)
+        except ClusterError as error:
+            # Its resumed Triggers wait for another attempt, but not if that would be refused, too.
+            is_retried = not isinstance(error, NotAllowed | Rejected)
+            raise
         finally:
-            record.reconciled = True
+            record.reconciled |= not is_retried
             if previous_inputs != record.inputs_of_triggers():
                 self.neighbours.enqueue_triggers_and_sensors(Identity.of(document))
 
@@ -396,5 +397,4 @@ def rfc3339_now() -> str:
 
 def key_of(document: Document) -> Key:
     """Return kind, namespace and name of a stored object."""
-    metadata = document["metadata"]
-    return document["kind"], metadata["namespace"], metadata["name"]
+    return document["kind"], *Identity.of(document)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from knafka_operator.decisions import status
 from knafka_operator.decisions.status import ConditionSet, NotReady
@@ -43,6 +43,24 @@ FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
 
+class _RollTurn(NamedTuple):
+    """A function's turn to roll."""
+
+    began: float
+    """When it began, by the event loop's clock."""
+    namespace: str
+    """The namespace of the function's owner, where the function itself needn't be."""
+
+
+class _Waiting(NamedTuple):
+    """A function that waits for its turn."""
+
+    key: Key
+    """The key to enqueue at the turn."""
+    namespace: str
+    """The namespace of the function's owner."""
+
+
 class Rolls:
     """Limits how many functions of the installation roll at a time; belongs to one event loop, and
     is shared by Brokers, channels and Sensors."""
@@ -52,16 +70,16 @@ class Rolls:
         key due for reconciliation."""
         self.at_most = at_most
         self._enqueue = enqueue
-        self._rolling: dict[Identity, float] = {}
-        """When the turn of each rolling Service began, by the event loop's clock."""
-        self._stuck: set[Identity] = set()
-        """Services whose roll took longer than `ROLL_TIMEOUT`; their namespaces get no further
-        turns."""
+        self._rolling: dict[Identity, _RollTurn] = {}
+        """The turn of each rolling Service."""
+        self._stuck: dict[Identity, str] = {}
+        """Services whose roll took longer than `ROLL_TIMEOUT`, each with its owner's namespace,
+        which gets no further turns."""
         self._inherited: set[Identity] = set()
         """Services that weren't Ready when this operator began. They have a turn, but never become
         stuck."""
-        self._waiting: dict[Identity, Key] = {}
-        """The key to enqueue at the turn of each waiting Service, in the order of their turns."""
+        self._waiting: dict[Identity, _Waiting] = {}
+        """The waiting Services, in the order of their turns."""
         self._loading = asyncio.Lock()
         """Held while `_load_unfinished` reads the Services."""
         self._is_loaded = False
@@ -71,19 +89,24 @@ class Rolls:
         """Return the number of functions that roll, are stuck or wait."""
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
-    async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
-        """Request a turn for a function; returns whether the function may roll now. If not, it
-        waits, and `key` is enqueued when a turn is free: the caller then requests the turn again.
+    async def request_turn(
+        self, cluster: Cluster, service: Identity, namespace: str, key: Key
+    ) -> bool:
+        """Request a turn for a function whose owner is in `namespace`; returns whether the function
+        may roll now. If not, it waits, and `key` is enqueued when a turn is free: the caller then
+        requests the turn again.
 
         A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
         """
         await self._load_unfinished(cluster)
-        if not roll_rules.may_roll(service, self._rolling, self._stuck, self.at_most):
-            self._waiting[service] = key
+        waiting = _Waiting(key, namespace)
+        if not self._may_roll(service, waiting):
+            self._waiting[service] = waiting
             return False
         self._waiting.pop(service, None)
         if service not in self._stuck:
-            self._rolling.setdefault(service, _now())
+            turn = self._rolling.get(service)
+            self._rolling[service] = _RollTurn(_now() if turn is None else turn.began, namespace)
             self._inherited.discard(service)
         return True
 
@@ -91,8 +114,7 @@ class Rolls:
         """End the turn or the waiting of a function that is Ready, refused or gone. If it had a
         turn, waiting functions are enqueued, which then request the free turn."""
         self._waiting.pop(service, None)
-        was_stuck = service in self._stuck
-        self._stuck.discard(service)
+        was_stuck = self._stuck.pop(service, None) is not None
         self._inherited.discard(service)
         if self._rolling.pop(service, None) is not None or was_stuck:
             self._enqueue_waiting()
@@ -106,8 +128,12 @@ class Rolls:
         why, to the object's `conditions`. `functions` are the object's Services; the condition is
         about the first one that waits."""
         for service in functions:
-            if service in self._waiting:
-                conditions.set(roll_rules.roll_waits_condition(service, self._stuck, self.at_most))
+            if (waiting := self._waiting.get(service)) is not None:
+                conditions.set(
+                    roll_rules.roll_waits_condition(
+                        service, waiting.namespace, self._stuck, self.at_most
+                    )
+                )
                 return
 
     async def check_turns(self, cluster: Cluster) -> None:
@@ -115,13 +141,13 @@ class Rolls:
         that are gone, and enqueue those that may take a free turn. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
-            since = self._rolling.get(service)
+            turn = self._rolling.get(service)
             # A stuck function has rolled for longer than any limit.
-            elapsed = math.inf if since is None else _now() - since
+            elapsed = math.inf if turn is None else _now() - turn.began
             # A function is also Ready before the change is applied, hence the minimum time.
             if stored is None or (_is_rolled_out(stored) and elapsed >= APPLY_SECONDS):
                 self.end_turn(service)
-            elif since is not None and elapsed >= ROLL_TIMEOUT:
+            elif turn is not None and elapsed >= ROLL_TIMEOUT:
                 self._mark_stuck(service)
         for service in list(self._waiting)[: self.at_most]:  # only those that could roll next
             if await cluster.get(SERVING, "Service", *service) is None:
@@ -130,17 +156,17 @@ class Rolls:
 
     def _mark_stuck(self, service: Identity) -> None:
         """End the turn of a function that has rolled for too long, mark the function as stuck, and
-        enqueue the waiting functions of its namespace, so that their conditions report the stuck
-        one. If the function wasn't Ready when the operator started, only end its turn."""
-        del self._rolling[service]
+        enqueue the waiting functions of its owner's namespace, so that their conditions report the
+        stuck one. If the function wasn't Ready when the operator started, only end its turn."""
+        turn = self._rolling.pop(service)
         if service in self._inherited:
             self._inherited.discard(service)
             return
         log.warning("Knative Service %s is not Ready %g s after its roll", service, ROLL_TIMEOUT)
-        self._stuck.add(service)
-        for waiting_service, key in self._waiting.items():
-            if waiting_service.namespace == service.namespace:
-                self._enqueue(key)
+        self._stuck[service] = turn.namespace
+        for waiting in self._waiting.values():
+            if waiting.namespace == turn.namespace:
+                self._enqueue(waiting.key)
 
     async def _load_unfinished(self, cluster: Cluster) -> None:
         """Give a turn to each Service that was rolling when the operator started; reads them at the
@@ -152,21 +178,29 @@ class Rolls:
                 # A new function needs no turn, and has no earlier Ready Revision.
                 ready_revision = (service.get("status") or {}).get("latestReadyRevisionName")
                 if ready_revision and not _is_rolled_out(service):
-                    self._rolling[Identity.of(service)] = _now()
-                    self._inherited.add(Identity.of(service))
+                    identity = Identity.of(service)
+                    # Its owner's namespace counts only once it is stuck, and it never becomes that.
+                    self._rolling[identity] = _RollTurn(_now(), identity.namespace)
+                    self._inherited.add(identity)
             self._is_loaded = True
 
     def _enqueue_waiting(self) -> None:
         """Enqueue as many waiting functions as there are free turns, so that they request one."""
         free_turns = self.at_most - len(self._rolling)
-        for service in list(self._waiting):
+        for service, waiting in list(self._waiting.items()):
             if free_turns <= 0:
                 return
-            if roll_rules.may_roll(service, self._rolling, self._stuck, self.at_most):
+            if self._may_roll(service, waiting):
                 free_turns -= 1
-                self._enqueue(self._waiting[service])
+                self._enqueue(waiting.key)
                 # Move it to the end, in case its object doesn't request the turn any more.
                 self._waiting[service] = self._waiting.pop(service)
+
+    def _may_roll(self, service: Identity, waiting: _Waiting) -> bool:
+        """Whether a function that waits or requests a turn may roll now."""
+        return roll_rules.may_roll(
+            service, waiting.namespace, self._rolling, self._stuck, self.at_most
+        )
 
 
 def _is_rolled_out(service: Mapping[str, Any]) -> bool:
@@ -211,7 +245,8 @@ async def apply_service(
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
-        if not await rolls.request_turn(cluster, service, key):
+        namespace = service.namespace if owner is None else owner.metadata.namespace
+        if not await rolls.request_turn(cluster, service, namespace, key):
             # Until its turn the function keeps its image, and gets only its owner's edits.
             if roll_rules.is_edited(existing, manifest):
                 manifest = roll_rules.with_running_image(existing, manifest)

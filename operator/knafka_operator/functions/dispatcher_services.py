@@ -23,6 +23,7 @@ from typing import Any, Final
 from knafka.core import documents, names
 from knafka.core.contract import Delivery, Egress, Shard
 from knafka.settings import LEAVING_SECONDS, SERVICE_URL
+from knafka_operator.functions.contract_variables import contract_variable
 from knafka_operator.functions.services import (
     BROKER_LABEL,
     DISPATCHER_ROLE,
@@ -102,7 +103,12 @@ def dispatcher_service(
     `secret` is the name and version of the Secret for Kafka (None: none). `account` is the service
     account that the pods run as, to get tokens; None: they need none. With min-scale, Knative keeps
     that many pods, which drain from their start without a request; a replayer has no min-scale.
+
+    Raises `NotReady` for an Egress that is too large.
     """
+    contract = contract_variable(
+        documents.dump(egress), "dispatcher", "declare shorter CACerts or filters"
+    )
     max_pods = max(1, min(autoscaling.max_scale, partitions))
     min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
     family, identity = family_of(trigger.kind), identity_of(trigger)
@@ -110,7 +116,7 @@ def dispatcher_service(
     timeout = dispatcher_timeout(egress)
     environment = {
         "FUNCTION_TARGET": "dispatch",
-        EGRESS_VARIABLE: compact_json(documents.dump(egress)),
+        EGRESS_VARIABLE: contract,
         # The URL at which the dispatcher requests its own next drain if work is left and the
         # operator sends no request.
         SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),

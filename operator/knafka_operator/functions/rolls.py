@@ -6,8 +6,8 @@ environment from the installation). Pure.
 
 A function rolls when its Service gets a new Revision, whose pods replace the running ones; its turn
 is the permission to do so. A turn ends when the new Revision is Ready, or after `ROLL_TIMEOUT`: in
-that case its namespace gets no further turns, so that a failure there doesn't hold up other
-namespaces.
+that case the functions of its owner's namespace get no further turns, so that a failure there
+doesn't hold up other namespaces. (Functions of channels all run in the operator's namespace.)
 
 If all functions rolled at once, they would start on nodes that are busy with requests, which make
 them still slower.
@@ -103,26 +103,31 @@ def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -
 
 
 def may_roll(
-    service: Identity, rolling: Collection[Identity], stuck: Collection[Identity], at_most: int
+    service: Identity,
+    namespace: str,
+    rolling: Collection[Identity],
+    stuck: Mapping[Identity, str],
+    at_most: int,
 ) -> bool:
-    """Whether a function may roll now: its roll has begun (it is in `rolling` or `stuck`), or fewer
-    than `at_most` functions roll and no function in its namespace is stuck."""
+    """Whether a function may roll now, whose owner is in `namespace`: its roll has begun (it is in
+    `rolling` or `stuck`), or fewer than `at_most` functions roll and no function of its owner's
+    namespace is stuck. `stuck` has the namespace of each stuck function's owner."""
     if service in rolling or service in stuck:
         return True
-    return len(rolling) < at_most and not any(
-        stuck_service.namespace == service.namespace for stuck_service in stuck
-    )
+    return len(rolling) < at_most and namespace not in stuck.values()
 
 
-def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
-    """Return the informational condition of an object whose function `service` waits for its turn
-    to roll. `stuck` are the functions whose roll takes too long: the condition names those in the
-    same namespace, for which `service` waits; if there are none, it waits because only `at_most`
-    functions roll at a time."""
+def roll_waits_condition(
+    service: Identity, namespace: str, stuck: Mapping[Identity, str], at_most: int
+) -> Condition:
+    """Return the informational condition of an object in `namespace` whose function `service` waits
+    for its turn to roll. `stuck` has the functions whose roll takes too long, with the namespace of
+    each one's owner: the condition names those of the same namespace, for which `service` waits; if
+    there are none, it waits because only `at_most` functions roll at a time."""
     stuck_neighbours = sorted(
         stuck_service.name
-        for stuck_service in stuck
-        if stuck_service.namespace == service.namespace
+        for stuck_service, owner_namespace in stuck.items()
+        if owner_namespace == namespace
     )
     subject = f"Knative Service {service.name} still has the previous image or settings"
     if stuck_neighbours:

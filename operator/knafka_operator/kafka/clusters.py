@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -244,6 +244,17 @@ class KafkaClusters:
         kafka_cluster.last_needed_at = asyncio.get_running_loop().time()
         self._drop_unused(kafka_cluster.last_needed_at)
         return kafka_cluster
+
+    def find_cluster(
+        self, servers: str | None, candidates: Iterable[KafkaCluster]
+    ) -> KafkaCluster | None:
+        """Return the first of `candidates` at these bootstrap servers (None: at any). If there is
+        none, connect to the servers without credentials; without servers, return None. Raises
+        `NotReady` for servers that are not allowed."""
+        for candidate in candidates:
+            if servers in (None, candidate.bootstrap_servers):
+                return candidate
+        return None if servers is None else self.ensure_cluster(servers, None)
 
     def _drop_unused(self, now: float) -> None:
         """Disconnect the KafkaClusters that were neither requested nor in use for `UNUSED_TIMEOUT`

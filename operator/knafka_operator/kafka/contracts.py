@@ -3,8 +3,9 @@ deliver, and receivers what to accept.
 
     read the whole topic once -> keep its records in memory -> append one record for each change
 
-`write` returns when its record is durable; entries that arrive meanwhile are written as one batch.
-A failed write leaves the topic's content unknown, so the topic is read again.
+`write` returns when its record is durable; entries that arrive meanwhile are written as one batch,
+of which each has its own result. A failed write leaves the topic's content unknown, so the topic is
+read again; a record that is too large was surely not stored.
 
 Not here: what a record should be (`shards`, `receivers.contract_topics`), and whose Services read
 it (`dispatchers.shard_services`, `receivers.receivers`).
@@ -117,7 +118,7 @@ class ContractTopic(Generic[T]):
         """Write the entry of this key (None: remove it); returns when the record is durable.
 
         Raises `LogError`; then the record may be written or not, and the next `load` reads the
-        topic again.
+        topic again, unless the record is too large.
         """
         own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
         # Retrieve an error even if this caller is cancelled while another one writes the entry:
@@ -203,11 +204,12 @@ class ContractTopic(Generic[T]):
             self.records[key] = entry
 
     async def _write_together(self, writes: list[_Write[T]]) -> None:
-        """Write these entries to the topic and then to `records`, and complete their futures, with
-        a `LogError` if the write failed. Raises only other errors, such as a cancellation."""
+        """Write these entries to the topic and then to `records`, and complete their futures, each
+        with its own `LogError` if its record failed. Raises only other errors, such as a
+        cancellation."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
-                await self._append_durably(writes)
+                errors = await self._append_durably(writes)
                 position = await self._read_end()
         except BaseException as error:
             self.known = False
@@ -219,26 +221,32 @@ class ContractTopic(Generic[T]):
             if isinstance(error, LogError):
                 return
             raise
+        if any(error is not None and not error.too_large for error in errors):
+            self.known = False
         # `compared` counts only our own records: so it stays behind if others have written, too.
-        self.position, self.compared = position, self.compared + len(writes)
-        for write in writes:
-            self._set_record(write.key, write.entry)
-            write.written.set_result(None)
+        self.position, self.compared = position, self.compared + errors.count(None)
+        for write, log_error in zip(writes, errors, strict=True):
+            if log_error is None:
+                self._set_record(write.key, write.entry)
+                write.written.set_result(None)
+            else:
+                write.written.set_exception(log_error)
 
-    async def _append_durably(self, writes: list[_Write[T]]) -> None:
-        """Append a record for each entry; returns when all are durable. If some fail, raises the
-        first `LogError` once each of them was stored or has failed."""
+    async def _append_durably(self, writes: list[_Write[T]]) -> list[LogError | None]:
+        """Append a record for each entry; returns each one's error, or None, once all are durable
+        or have failed."""
         loop, writer = asyncio.get_running_loop(), self.kafka.ensure_writer()
         reports = []
         for write in writes:
-            report: asyncio.Future[None] = loop.create_future()
+            report: asyncio.Future[LogError | None] = loop.create_future()
             reports.append(report)
             value = None if write.entry is None else _encode(write.entry)
             on_report = partial(_complete, report)
-            writer.append(self.topic, write.key.encode(), value, [], on_report)
-        errors = await asyncio.gather(*reports, return_exceptions=True)
-        if failures := [error for error in errors if error is not None]:
-            raise failures[0]
+            try:
+                writer.append(self.topic, write.key.encode(), value, [], on_report)
+            except LogError as error:  # nothing was taken
+                report.set_result(error)
+        return await asyncio.gather(*reports)
 
 
 class SharedContractTopic(ContractTopic[SharedEgress]):
@@ -308,21 +316,20 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         }
 
     def _set_record(self, key: str, entry: SharedEgress | None) -> None:
-        """Update a group's entry in memory; a group with an entry isn't leaving any more."""
+        """Update a group's entry in memory; a group with an entry isn't leaving any more, and has a
+        shard number, which `withdraw` may have removed since it was reserved."""
         super()._set_record(key, entry)
         if entry is not None:
             self.leaving.pop(key, None)
+            if key not in self.numbers:
+                self.numbers.update(shards.shard_numbers(*self.broker, {key: entry}))
 
 
-def _complete(report: asyncio.Future[None], error: LogError | None) -> None:
+def _complete(report: asyncio.Future[LogError | None], error: LogError | None) -> None:
     """Complete the future that waits for the report about a record; `error` is None if Kafka has
     stored the record. Does nothing if the future is done already, as after a cancellation."""
-    if report.done():
-        return
-    if error is None:
-        report.set_result(None)
-    else:
-        report.set_exception(error)
+    if not report.done():
+        report.set_result(error)
 
 
 def _as_log_error(error: BaseException) -> LogError:

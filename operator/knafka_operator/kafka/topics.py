@@ -89,6 +89,17 @@ class ObservedTopic:
     """Whether an empty id in the status doesn't prove that the topic is the Broker's own, as the
     topic has records or another object's status names it."""
 
+    def partitions_to_create(self, maxima: Maxima) -> int:
+        """Return the number of partitions of a topic that is to be created; 0: it exists, is
+        external, or is refused by `maxima`."""
+        if self.existing is not None or self.desired.external:
+            return 0
+        try:
+            _check_new_topic(self.desired, maxima, self.other_partitions)
+        except TopicRefused:
+            return 0
+        return self.desired.partitions
+
     def effects(
         self,
         annotations: Mapping[str, str],

@@ -80,11 +80,16 @@ class PolicySource(Observed):
     """The subject of the sender's tokens, with `*` at the end for any continuation."""
 
 
-class EventPolicySpec(Observed):
-    """The spec of an EventPolicy: whom it admits to what."""
+class PolicyTargets(Observed):
+    """The part of an EventPolicy's spec that says what the policy applies to."""
 
     to: tuple[PolicyTarget, ...] = ()
     """The policy's targets; empty: everything in its namespace."""
+
+
+class EventPolicySpec(PolicyTargets):
+    """The spec of an EventPolicy: whom it admits to what."""
+
     from_: tuple[PolicySource, ...] = Field(default=(), alias="from")
     """The senders that the policy admits; empty: none."""
     filters: DeclaredFilters = ()

@@ -310,7 +310,12 @@ def _volume_item(credential: Credential) -> Mapping[str, str]:
 def consumer_group_of(source: KafkaSource) -> str:
     """Return the consumer group that reads the source's topics: the declared one, else one that is
     named after the source's UID."""
-    return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
+    return source.spec.consumer_group or group_of_uid(source.metadata.uid)
+
+
+def group_of_uid(uid: str) -> str:
+    """Return the consumer group of a source with this UID that declares none."""
+    return f"{names.SOURCES}{uid}"
 
 
 def has_generated_group(source: KafkaSource) -> bool:

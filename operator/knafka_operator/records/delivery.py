@@ -14,6 +14,7 @@ from knafka.core.contract import Egress
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.shards import ShardPlacement
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import Broker
 from knafka_operator.model.topics import Topic
@@ -60,6 +61,11 @@ class Watched(Generic[K]):
     """Name and version of the Secret that the dispatcher's pods mount; None: none is needed."""
     place: ShardPlacement | None = None
     """The shard that delivers the Trigger; None: its own Service does."""
+
+    @property
+    def broker(self) -> Identity:
+        """Return the Broker or channel whose events are delivered."""
+        return Identity(self.egress.namespace, self.egress.broker)
 
     def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
         """Return Kafka servers, topics and group, which identify the offsets of this delivery."""

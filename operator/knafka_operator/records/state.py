@@ -5,24 +5,29 @@ deleted object's record and index entries are removed with it, so memory doesn't
 
 Everything belongs to the event loop except `foreign_brokers`, which webhooks read from their
 thread.
+
+More than 400 lines, so that each record stands beside the indexes that must lose it with its
+object.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from knafka.core import names
 from knafka.core.sensor.contract import SensorContract
-from knafka_operator.decisions.status import NotReady
+from knafka_operator.decisions.status import NotReady, is_ready
 from knafka_operator.functions import services
 from knafka_operator.functions.applying import Rolls
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.contracts import SharedContractTopic
+from knafka_operator.kafka.desired import PARTITIONS_KEY
 from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.model.channels import ChannelEntry
 from knafka_operator.model.cluster import status_annotations
@@ -48,14 +53,16 @@ class BrokerRecord:
     state: BrokerState | None = None
     """The Broker as last observed, kept if a later observation fails; None: it has no topic yet."""
     reconciled: bool = False
-    """Whether the Broker was reconciled since the operator started; if not, `state` None doesn't
-    mean that the Broker has no topic."""
+    """Whether the Broker was reconciled since the operator started, unless the API server didn't
+    answer; if not, `state` None doesn't mean that the Broker has no topic."""
     stopped: str | None = None
     """Why the Broker may not use its external topic, so that its Triggers don't deliver; None: it
     may."""
     kafka: KafkaCluster | None = None
     """The Kafka with the Broker's topic; kept because its ConfigMap and Secret may be deleted
     first."""
+    reserved_partitions: int = 0
+    """Partitions of the Broker's topic as it was created, or is to be; 0: not known, or refused."""
     topics: set[str] = field(default_factory=set)
     """Topic names that the Broker has claimed."""
     has_contract: bool = False
@@ -70,6 +77,12 @@ class BrokerRecord:
     """The shards whose Services were applied or found, by number."""
     shards_listed: bool = False
     """Whether `shards` includes those whose Services an earlier operator applied."""
+
+    def drop_state(self) -> None:
+        """Drop the state, so that no Trigger is delivered, but keep the Kafka of the topic in
+        it: another one may be configured by now that never had the topic."""
+        if self.state is not None:
+            self.kafka, self.state = self.state.kafka, None
 
     def inputs_of_triggers(self) -> tuple[object, ...]:
         """Return everything in the record that decisions about the Broker's Triggers depend on. If
@@ -106,9 +119,11 @@ class TriggerRecord:
     """The Broker or channel that `document` refers to; None: there is no document."""
     watched: Watched | None = None
     """The running delivery; None: nothing is delivered."""
+    granted_min_scale: int = 0
+    """The min-scale with which the Trigger's Service was last applied, or is to be. It stays
+    granted while the Service may exist, also if nothing is delivered."""
     may_have_old_pods: bool = False
-    """Whether pods of an older Revision of the Trigger's Service may still drain without
-    requests."""
+    """Whether pods of an older Revision of the Trigger's Service may still deliver."""
     kafka: KafkaCluster | None = None
     """The Kafka with the Trigger's group; kept because its Broker may be deleted first, and a later
     Trigger of the same name would use a group that stayed."""
@@ -277,9 +292,12 @@ class States:
         record = self.triggers.get(identity)
         if record is None:
             record = self.triggers[identity] = TriggerRecord(uid=uid)
+            # An earlier operator may have ended while the Trigger's pods were replaced.
+            was_delivered = GROUP_STATUS in status_annotations(document)
+            record.may_have_old_pods = was_delivered and not is_ready(document)
         elif record.uid != uid:
             self._release_groups(record)
-            record.uid = uid
+            record.uid, record.granted_min_scale = uid, 0
         return record
 
     def store_trigger(self, document: Document) -> TriggerRecord:
@@ -440,6 +458,12 @@ def topic_in_status(broker: Document) -> str | None:
     """Return the topic in a Broker's status, which may be another owner's; None: there is none."""
     topic = status_annotations(broker).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
+
+
+def partitions_in_status(broker: Document) -> int:
+    """Return the number of partitions in a Broker's status; 0: there is none, or it is invalid."""
+    text = status_annotations(broker).get(PARTITIONS_KEY)
+    return int(text) if isinstance(text, str) and re.fullmatch("[0-9]{1,10}", text) else 0
 
 
 def group_in_status(trigger: Document, naming: Naming) -> str | None:

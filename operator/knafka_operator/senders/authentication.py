@@ -18,6 +18,7 @@ from knafka_operator.model.features import feature_value, is_enabled
 from knafka_operator.model.resources import ConfigMap, Resource
 from knafka_operator.senders.event_policies import (
     AppliedPolicy,
+    StoredPolicy,
     applied_policies,
     policies_ready_condition,
     policies_status,
@@ -39,7 +40,7 @@ class Authentication:
     """Whether senders must send a token."""
     mode: AuthorizationMode = "allow-same-namespace"
     """Who may send where no policy applies; this is upstream's default."""
-    policies: tuple[Mapping[str, Any], ...] = ()
+    policies: tuple[StoredPolicy, ...] = ()
     """All EventPolicies of the namespace."""
 
     @classmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from knafka.core.documents import parse
@@ -20,7 +21,8 @@ from knafka_operator.functions import receiver_services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, decode_secret
 from knafka_operator.model.features import EVENT_TYPES_FEATURE, is_enabled
-from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
+from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap, Resource
+from knafka_operator.scale.parsing import parse_off_loop
 from knafka_operator.senders.authentication import Authentication
 from knafka_operator.senders.encryption import TLS_SECRET, Encryption, Https, https_of_service
 from knafka_operator.senders.policies import Policies
@@ -41,9 +43,10 @@ class Features:
 
 
 async def observe_features(
-    cluster: Cluster, settings: Settings, policies: Policies, namespace: str
+    cluster: Cluster, settings: Settings, policies: Policies, resource: Resource
 ) -> Features:
-    """Read the features of a namespace. `policies` has all EventPolicies of the cluster. An invalid
+    """Read the features of a resource's namespace. `policies` has all EventPolicies of the cluster;
+    those that apply to the resource are parsed here, large ones outside the event loop. An invalid
     feature becomes an error in the result; raises only `ClusterError`."""
     try:
         config = await _read_config(cluster, settings)
@@ -56,10 +59,15 @@ async def observe_features(
         authentication = Authentication.of(config)
         if not authentication.is_on:
             return authentication
-        return replace(authentication, policies=policies.of(namespace))
+        return replace(authentication, policies=policies.of(resource.metadata.namespace))
 
+    authentication = _value_or_error(read_authentication)
+    if isinstance(authentication, Authentication):
+        # The result is only for the policies to keep; the decisions ask again.
+        unparsed = sum(policy.unparsed_size(resource) for policy in authentication.policies)
+        await parse_off_loop(partial(authentication.applied_policies_of, resource), unparsed)
     return Features(
-        authentication=_value_or_error(read_authentication),
+        authentication=authentication,
         encryption=_value_or_error(lambda: Encryption.of(config)),
         event_types=is_enabled(config, EVENT_TYPES_FEATURE),
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
+from knafka_operator.senders.event_policies import StoredPolicy
 
 
 class Policies:
@@ -23,7 +24,7 @@ class Policies:
         has none, and isn't watched for them."""
         self.is_known = True
         """Whether all policies are known; set by the watch of EventPolicies."""
-        self._by_namespace: dict[str, dict[Identity, Document]] = {}
+        self._by_namespace: dict[str, dict[Identity, StoredPolicy]] = {}
         """The policies of each namespace that has any, by namespace and then by identity."""
 
     def __len__(self) -> int:
@@ -35,7 +36,7 @@ class Policies:
         namespaces of all of them."""
         for document in changed:
             identity = Identity.of(document)
-            self._by_namespace.setdefault(identity.namespace, {})[identity] = document
+            self._by_namespace.setdefault(identity.namespace, {})[identity] = StoredPolicy(document)
         for document in gone:
             identity = Identity.of(document)
             namespace_policies = self._by_namespace.get(identity.namespace, {})
@@ -43,7 +44,7 @@ class Policies:
                 del self._by_namespace[identity.namespace]
         return {Identity.of(document).namespace for document in (*changed, *gone)}
 
-    def of(self, namespace: str) -> tuple[Document, ...]:
+    def of(self, namespace: str) -> tuple[StoredPolicy, ...]:
         """Return all policies of a namespace. Raises `NotReady` until all policies of the cluster
         are known."""
         if not self.is_known:

@@ -19,6 +19,7 @@ from knafka.core.sensor import contract, records
 from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SENSOR, SERVICE_URL
 from knafka_operator.decisions.effects import Manifest
 from knafka_operator.functions import services
+from knafka_operator.functions.contract_variables import contract_variable
 from knafka_operator.functions.services import ROLE_LABEL
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.kafka_settings import AT_MOST_ONCE
@@ -68,7 +69,7 @@ def function_service(
     reads. `secret`: name and version of the Secret that pods mount; None: none is needed.
 
     With a min-scale Knative itself keeps that many pods, which drain from their start without a
-    request.
+    request. Raises `NotReady` for a contract that is too large.
     """
     family, identity = sensor.bus.family, services.identity_of(sensor)
     namespace, name = function_identity(family, identity, settings)
@@ -76,7 +77,9 @@ def function_service(
     min_pods = min(autoscaling.min_scale, max_pods)
     environment = {
         "FUNCTION_TARGET": "sense",
-        SENSOR: services.compact_json(documents.dump(function_contract)),
+        SENSOR: contract_variable(
+            documents.dump(function_contract), "function", "declare shorter filters and texts"
+        ),
         SERVICE_URL: services.service_url(name, namespace, settings),
         GRACE_PERIOD: str(services.GRACE_PERIOD),
     }

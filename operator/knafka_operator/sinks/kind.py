@@ -14,7 +14,7 @@ from typing import Any
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decisions.effects import Annotate
+from knafka_operator.decisions.effects import Annotate, CreateTopic
 from knafka_operator.decisions.status import EXPECTED, NotReady, ready_condition
 from knafka_operator.engine.effects import Effects, resource_of
 from knafka_operator.engine.kind import Kind, Reconciler
@@ -47,7 +47,7 @@ class SinkRecord:
     kafka: KafkaCluster | None = None
     """The sink's Kafka; kept because the Secret may be deleted before the sink."""
     partitions: int = 0
-    """Partitions of the topic that was created for it; 0: none was."""
+    """Partitions of the topic that was created for it, or is to be; 0: there is none."""
     is_ready: bool | None = None
     """Whether the sink is Ready; None: it hasn't been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
@@ -82,8 +82,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Changes of objects, and operations on one object.
 
     def remember(self, document: Document) -> SinkRecord:
-        """Reserve the topic that was created for a sink, and return the sink's record; a new UID
-        gets a new record. Called for all sinks before any is reconciled."""
+        """Reserve the topic that was created for a sink, with its partitions, and return the sink's
+        record; a new UID gets a new record. Called for all sinks before any is reconciled."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.records.get(identity)
         if record is None or record.uid != uid:
@@ -91,6 +91,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             record = self.records[identity] = SinkRecord(uid)
         if (topic := _created_topic(document)) is not None:
             self._claim(record, _declared_servers(document), topic)
+            if isinstance(partitions := document["spec"].get("numPartitions"), int):
+                record.partitions = partitions
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
@@ -172,13 +174,17 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Reconcile.
 
     def decide(self, observed: ObservedSink, record: SinkRecord) -> AddressableDecision:
-        """Decide what to do from `observed`, and reserve the name of a topic that will be
-        created."""
-        decision = decide(observed, self.settings)
-        # Reserve before the next await, so that no other sink creates a topic of this name.
+        """Decide what to do from `observed`, and reserve name and partitions of a topic that will
+        be created."""
+        others = self._other_partitions(Identity.of(observed.document))
+        decision = decide(replace(observed, other_partitions=others), self.settings)
+        # Reserve before the next await, so that no other sink creates a topic of this name, and
+        # that sinks don't pass the namespace's maximum together.
         for effect in decision.effects:
             if isinstance(effect, Annotate) and isinstance(observed.sink, KafkaSink):
                 self._claim(record, observed.sink.servers, effect.annotations[TOPIC_STATUS])
+            if isinstance(effect, CreateTopic):
+                record.partitions = effect.topic.partitions
         return decision
 
     def kafka_of(self, observed: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
@@ -215,9 +221,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             record.kafka, secret = await self._connect(sink)
         except EXPECTED as error:
             return ObservedSink(document, sink, error)
-        features = await observe_features(
-            self.cluster, self.settings, self.states.policies, identity.namespace
-        )
+        features = await observe_features(self.cluster, self.settings, self.states.policies, sink)
         path = None if secret is None else services.SECRET_PATH
         kafka_settings = Kafka(bootstrap_servers=sink.servers, secret_path=path)
         observed = ObservedSink(
@@ -226,7 +230,6 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             kafka_settings,
             secret,
             taken=self._is_claimed_by_other(record, sink.servers, sink.spec.topic),
-            other_partitions=self._other_partitions(identity),
             authentication=features.authentication,
             encryption=features.encryption,
         )

@@ -11,8 +11,8 @@ from typing import Final
 from knafka.core import documents, names
 from knafka.core.contract import Ingress
 from knafka.settings import INGRESSES
-from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions.contract_variables import contract_variable
 from knafka_operator.functions.services import KNATIVE_AUTOSCALING, Manifest
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.family import BROKERS
@@ -20,9 +20,6 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 
 SINK_LABEL: Final = f"{KNAFKA_PREFIX}sink"
 """Label of objects that belong to one KafkaSink."""
-MAX_CONTRACT: Final = 100_000
-"""Most characters of a contract, which is in an environment variable: Linux accepts 128 KiB for
-one."""
 
 
 def sink_receiver_name(sink: Resource) -> str:
@@ -45,13 +42,8 @@ def sink_receiver_service(
     Raises `NotReady` for a contract that is too large.
     """
     contract = documents.dump(ingress)
-    text = services.compact_json([contract])
-    if len(text) > MAX_CONTRACT:
-        raise NotReady(
-            "ContractTooLarge",
-            f"its receiver's contract has {len(text)} bytes, want at most {MAX_CONTRACT}: have "
-            "fewer or shorter EventPolicies apply to it",
-        )
+    advice = "have fewer or shorter EventPolicies apply to it"
+    text = contract_variable([contract], "receiver", advice)
     declared = receiver_services.declared_scaling(sink)
     scaling = {
         KNATIVE_AUTOSCALING + key: value

@@ -24,6 +24,7 @@ from knafka_operator.model.sources import (
     PEERS_SOURCE_FINALIZER,
     SourceTrigger,
     consumer_group_of,
+    group_of_uid,
     has_generated_group,
 )
 from knafka_operator.records.state import TriggerRecord, Watched
@@ -172,11 +173,16 @@ class KafkaSources(Triggers):
         self.drop(document)
 
     async def _is_group_shared(self, identity: Identity, group: str) -> bool:
-        """Whether a KafkaSource other than `identity` names this group, too. Raises
+        """Whether this is the group of a KafkaSource other than `identity`, too. Raises
         `ClusterError`."""
         sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
         return any(
-            (source.get("spec") or {}).get("consumerGroup") == group
+            # Not parsed, as an invalid source may have read events, too.
+            group
+            == (
+                (source.get("spec") or {}).get("consumerGroup")
+                or group_of_uid(source["metadata"].get("uid", ""))
+            )
             for source in sources
             if Identity.of(source) != identity
         )

@@ -95,7 +95,7 @@ class SourceObserver:
         the other topics are delivered meanwhile. It is raised if the group hasn't, or if no topic
         exists. Also raises the other errors in `decisions.status.EXPECTED`, and `ClusterError`.
         """
-        spec, namespace = source.spec, source.metadata.namespace
+        spec = source.spec
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.connect_kafka(source)
         descriptions = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
@@ -119,9 +119,7 @@ class SourceObserver:
             secret_path=None if secret is None else services.SECRET_PATH,
             protocol=security_protocol(spec.net),
         )
-        features = await observe_features(
-            self.cluster, self.settings, self.states.policies, namespace
-        )
+        features = await observe_features(self.cluster, self.settings, self.states.policies, source)
         # The counts (1, 1) mean nothing: an external topic is never created or compared.
         topic = Topic(spec.topics[0], 1, 1, existing[0].config, external=True)
         for description in existing[1:]:

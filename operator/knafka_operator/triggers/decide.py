@@ -305,8 +305,8 @@ def _desired_delivery(
     autoscaling = Autoscaling.from_annotations(
         trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
     )
-    granted = observed.watched.autoscaling.min_scale if observed.watched else 0
-    check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
+    granted, others = observed.granted_min_scale, observed.others_min_scale
+    check_min_scale(autoscaling.min_scale, granted, others, settings.maxima)
     topic = broker.topic if actions is None else actions.topic
     defaults, naming = broker.defaults, settings.naming
     egress = egresses.trigger_egress(

@@ -151,10 +151,13 @@ def _must_stop_first(
     if watched.place is None and is_in_shard and watched.autoscaling.min_scale > 0:
         # Pods of min-scale drain from the moment they start, without a request.
         return True
-    # Kafka refuses to write offsets of a group that has members.
     delivered = _delivered_egress(observed, contract, egress.group)
-    has_other_offsets = delivered is not None and offsets_key(delivered) != offsets_key(egress)
-    return has_other_offsets and not servers_change
+    if delivered is None:
+        return False
+    if delivered.broker != egress.broker:
+        return True  # its record must leave the contract of the previous Broker's shards
+    # Kafka refuses to write offsets of a group that has members.
+    return offsets_key(delivered) != offsets_key(egress) and not servers_change
 
 
 def _offset_effects(
@@ -228,10 +231,10 @@ def _own_dispatcher_effects(
         if takes_over:
             yield Wake(services.service_url(name, namespace, settings))
             yield StopDelivery(Step.HAND_OVER)
-    # Whether pods of an older Revision may drain without requests.
+    # Whether pods of an older Revision may still deliver.
     replaces = observed.may_have_old_pods
     if running != watched:
-        replaces = replaces or (running is not None and running.drains_without_requests)
+        replaces = replaces or (running is not None and _may_leave_pods(running, watched))
         yield StartDelivery(watched, replaces)
     if watched.autoscaling.min_scale or replaces or paused:
         yield AwaitReplacement(namespace, name)
@@ -267,9 +270,9 @@ def _shared_effects(
         GROUP_STATUS in annotations
         and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
     )
-    # Whether pods of the own Service may drain without requests.
+    # Whether pods of the own Service may still deliver.
     replaces = observed.may_have_old_pods or (
-        leaves_own_service and (running is None or running.drains_without_requests)
+        leaves_own_service and (running is None or _may_leave_pods(running, watched))
     )
     own_dispatcher_delivers = (
         running is not None and running.place is None and not running.autoscaling.paused
@@ -296,6 +299,15 @@ def _shared_effects(
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(namespace, own_dispatcher)
+
+
+def _may_leave_pods(running: Watched[K], watched: Watched[K]) -> bool:
+    """Whether pods of the Trigger's own dispatcher may go on delivering as `running` says once
+    `watched` has begun: the scaler ends the drains that it has requested, and waits for the
+    group's members, but not if another Kafka's scaler takes over."""
+    is_replaced = watched.place is not None or watched.egress != running.egress
+    changes_scaler = running.place is None and running.kafka != watched.kafka
+    return running.drains_without_requests or (is_replaced and changes_scaler)
 
 
 def _shard_application(

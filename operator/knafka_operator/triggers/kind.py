@@ -147,13 +147,17 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
-        """Decide what to do, reserve the Trigger's place in a shard, and record its isolation."""
-        names_of_others = replace(
-            self._groups_of_others(record), applications=observed.foreign_groups
-        )
+        """Decide what to do, reserve group, min-scale and shard place, record the isolation."""
+        observed = self.observer.with_min_scales(observed, record)
+        others = self._groups_of_others(record)
+        names_of_others = replace(others, applications=observed.foreign_groups)
         decision = deciding.decide(observed, names_of_others, self.settings)
         if decision.watched is not None and not observed.acted:
-            self.shards.reserve(broker_of(observed.document), decision.watched)
+            # Not only by the effect: by then another Trigger may have chosen the same group.
+            group, document = decision.watched.egress.group, observed.document
+            self.states.claim_group(self.states.ensure_trigger(document), group)
+            self.shards.reserve(broker_of(document), decision.watched)
+            record.granted_min_scale = decision.watched.autoscaling.min_scale
             record.chosen_isolation = decision.chosen_isolation
         return decision
 
@@ -267,11 +271,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         record = self.states.triggers.get(identity)
         if record is None:
             return
-        place, family = watched.place, self.states.family
+        place, broker, family = watched.place, watched.broker, self.states.family
         trigger_id = family.trigger_id(identity)
         # Set the URLs of the shard and of the own dispatcher, to which the scaler sends requests.
         if place is not None:
-            broker = Identity(identity.namespace, watched.egress.broker)
             url = self._url(dispatcher_services.shard_name(family, broker, place.number), broker)
             self.states.set_shard_url(broker, place.shard.group, url)
         own_dispatcher = dispatcher_services.dispatcher_name(family, identity)
@@ -299,14 +302,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         record = self.states.triggers.get(identity)
         if record is None:
             return
-        watched, broker = record.watched, record.broker
-        if broker is None and watched is not None:
-            broker = Identity(watched.egress.namespace, watched.egress.broker)
-        if broker is not None:
-            # The record may belong to a later Trigger of the same name by now; then it lacks the
-            # delivered group.
-            delivered_groups = set() if watched is None else {watched.egress.group}
-            await self.shards.withdraw(broker, record.groups | delivered_groups)
+        brokers, groups = {record.broker}, set(record.groups)
+        if record.watched is not None:
+            # Both may be other ones if the Trigger has moved, or was created again, since.
+            brokers.add(record.watched.broker)
+            groups.add(record.watched.egress.group)
+        for broker in filter(None, brokers):
+            await self.shards.withdraw(broker, groups)
         await self.stop_scaling(identity)
 
     async def suspend(self, identity: Identity) -> None:
@@ -333,8 +335,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """Remove a Trigger from the scaler; returns once its drains have ended. A shard may still
         deliver it."""
         record = self.states.triggers.get(identity)
-        watched = record.watched if record is not None else None
-        if record is None or watched is None:
+        if record is None or (watched := record.watched) is None:
             return
         record.watched = record.subscribed = None
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
@@ -364,11 +365,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """Start the delivery `watched`; returns the scaler's status once the previous drains have
         ended. `replaces`: pods of the previous delivery may still drain by themselves. Raises
         `NotReady` if the Broker is being deleted."""
-        identity, broker = Identity.of(document), broker_of(document)
-        if self.states.broker_state(broker) is None:
-            family = self.states.family
-            message = f'{family.broker} "{broker.name}" is being deleted'
-            raise NotReady(f"{family.short_name}DoesNotExist", message)
+        identity = Identity.of(document)
+        self.shards.active_record(broker_of(document))  # raises `NotReady` without one
         self.states.ensure_trigger(document).may_have_old_pods = replaces
         await self.deliver(identity, watched)
         return self.scaling_status(identity)
@@ -388,11 +386,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             log.warning("%s %s could not be stopped: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
-        """Delete the Trigger's own Services, dispatcher and replayer, if they exist. Raises
-        `ClusterError`."""
+        """Delete the Trigger's own Services, dispatcher and replayer, if they exist, and release
+        its min-scale. Raises `ClusterError`."""
         owner = resource_of(document)
         for service in own_services(document, self.settings):
             await delete_service(self.cluster, service.name, owner, service.namespace)
+        self.states.ensure_trigger(document).granted_min_scale = 0
 
 
 def _unread_trigger(document: Document) -> Observed:

@@ -25,8 +25,8 @@ from knafka_operator.kafka.shards import SharedContract
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
-from knafka_operator.records.namespace_totals import min_scale_of_others
-from knafka_operator.records.state import BrokerState, States, broker_of
+from knafka_operator.records.namespace_totals import granted_min_scale, min_scale_of_others
+from knafka_operator.records.state import BrokerState, States, TriggerRecord, broker_of
 from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.triggers.observed import ObservedTrigger
 
@@ -84,8 +84,8 @@ class TriggerObserver:
     async def with_destinations(
         self, observed: ObservedTrigger[KafkaCluster], identity: Identity
     ) -> ObservedTrigger[KafkaCluster]:
-        """Return `observed`, whose `trigger` must be valid, with the Trigger's destinations, its
-        dependency, and the min-scale of its namespace's other Triggers. Raises `ClusterError`."""
+        """Return `observed`, whose `trigger` must be valid, with the Trigger's destinations and its
+        dependency. Raises `ClusterError`."""
         trigger, state = observed.trigger, observed.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
@@ -98,17 +98,20 @@ class TriggerObserver:
             subscriber=await self._observe_sink(subscriber, namespace),
             dead_letter_sink=await self._observe_sink(sink, namespace) if sink else None,
             reply=await self._observe_sink(reply, namespace) if reply else None,
-            others_min_scale=self._others_min_scale(trigger),
         )
 
-    def _others_min_scale(self, trigger: Trigger) -> int:
-        """Return the sum of the min-scale of the namespace's other Triggers; 0 if this Trigger
-        declares none."""
-        annotations = trigger.metadata.annotations
+    def with_min_scales(
+        self, observed: ObservedTrigger[KafkaCluster], record: TriggerRecord
+    ) -> ObservedTrigger[KafkaCluster]:
+        """Return `observed` with the min-scales that the Trigger and its namespace's other Triggers
+        have now; unchanged if the Trigger declares none. To be called by the decision, as others
+        may get theirs at any `await`."""
+        annotations = observed.document["metadata"].get("annotations") or {}
         if not any(annotation in annotations for annotation in MIN_SCALE_ANNOTATIONS):
-            return 0  # the Trigger asks for no min-scale, so the sum isn't needed
-        return min_scale_of_others(
-            self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
+            return observed
+        others = min_scale_of_others(self.states, Identity.of(observed.document))
+        return replace(
+            observed, granted_min_scale=granted_min_scale(record), others_min_scale=others
         )
 
     async def _read_contract(self, broker: Identity) -> SharedContract | KnafkaError | None:

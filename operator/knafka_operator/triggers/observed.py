@@ -57,8 +57,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     watched: Watched[K] | None = None
     """The delivery that is running; None: there is none."""
     may_have_old_pods: bool = False
-    """Whether pods of an older Revision of the Trigger's Service may still drain without
-    requests."""
+    """Whether pods of an older Revision of the Trigger's Service may still deliver."""
     contract: SharedContract | KnafkaError | None = None
     """The contract of the Broker's shared dispatchers; None: the Broker has none."""
     actions: SensorActions | KnafkaError | None = None
@@ -68,8 +67,10 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     foreign_groups: frozenset[str] = frozenset()
     """Existing groups of applications that have the name which a template gives to the Trigger's
     group: at most one."""
+    granted_min_scale: int = 0
+    """The min-scale that the Trigger has until now."""
     others_min_scale: int = 0
-    """Sum of min-scale of the other Triggers in the namespace."""
+    """Sum of the min-scales that the other Triggers in the namespace have."""
     acted: bool = False
     """Whether the effects have run, up to the first that failed; then the decision contains
     none."""

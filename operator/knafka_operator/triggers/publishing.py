@@ -105,10 +105,11 @@ class Publishing:
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
         """Write annotations (None removes one) to a Trigger's status; after an error, which is
         logged, the next round tries again."""
-        record = self.states.triggers[identity]
+        record = self.states.triggers.get(identity)
+        if record is None or record.document is None:
+            return  # the Trigger was deleted meanwhile
         self._publishing.add(identity.namespace)
         try:
-            assert record.document is not None
             await self.cluster.write_status(record.document, {"annotations": annotations})
         except Exception as error:  # the next round tries again after any error
             record.published = None, -math.inf
