@@ -63,7 +63,7 @@ LARGER_TESTS := tests/chaos $(patsubst %,tests/cluster/test_%.py,changes compone
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 # PORT counts only if it is said to make: many environments have a PORT that means something else.
 given = $(if $(findstring command line,$(origin $(1))),$(2) $($(1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Set
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,14 +30,16 @@ def open_listener(
     *,
     enabled: bool = True,
     option: str = "--console-port, or --no-console",
+    other_ports: Set[int] = frozenset(),
 ) -> Iterator[socket.socket | None]:
     """Open a listening socket for the console at `port`; None: at the first free port from
-    `CONSOLE_PORT` on. The socket is closed on exit.
+    `CONSOLE_PORT` on that isn't one of `other_ports`, which are kept for others. The socket is
+    closed on exit.
 
     Yields None if the console is not `enabled`, or if none of `CONSOLE_PORTS_TRIED` ports is free.
     Raises `PortTaken` if `port` is in use; `option` is the command's option that chooses another.
     """
-    opened_listener = _listen_for_console(port, option) if enabled else None
+    opened_listener = _listen_for_console(port, option, other_ports) if enabled else None
     try:
         yield opened_listener
     finally:
@@ -87,9 +89,12 @@ async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator
         await server.close()
 
 
-def _listen_for_console(port: int | None, option: str) -> socket.socket | None:
+def _listen_for_console(
+    port: int | None, option: str, other_ports: Set[int]
+) -> socket.socket | None:
     """Return a socket that listens at `port`; if `port` is None, at the first free port from
-    `CONSOLE_PORT` on. Returns None if none of the `CONSOLE_PORTS_TRIED` ports from there is free.
+    `CONSOLE_PORT` on that isn't one of `other_ports`. Returns None if none of the
+    `CONSOLE_PORTS_TRIED` ports from there is free.
 
     Raises `PortTaken` if `port` is in use; its message names `option`.
     """
@@ -101,6 +106,7 @@ def _listen_for_console(port: int | None, option: str) -> socket.socket | None:
                 f"{HOST}:{port} can't be used ({error.strerror}): choose another with {option}"
             ) from error
     for default_port in range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED):
-        with contextlib.suppress(OSError):
-            return listen(default_port)
+        if default_port not in other_ports:
+            with contextlib.suppress(OSError):
+                return listen(default_port)
     return None

@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from watchfiles import Change
+
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Kafka
@@ -33,6 +35,7 @@ from knafka_local.kafka import kafka_distribution
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
+from knafka_local.watching import FolderWatcher
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two readings of the receivers' counters."""
@@ -87,8 +90,8 @@ class Supervisor:
         self._installation = Installation(options.data)
         self._declared = DeclaredObjects({})
         """The objects that the manifest files declared when they were last read."""
-        self._state: RunningState | None = None
-        """The state that was last written for other commands."""
+        self._written_state: RunningState | None = None
+        """The state that was last written for other commands; None before the first."""
         self._server: KafkaServer | None = None
         """The Kafka that was started here; None if --bootstrap-servers names one."""
         self._earlier_children = frozenset(Child.running)
@@ -159,9 +162,17 @@ class Supervisor:
 
     @property
     def state(self) -> RunningState:
-        """The state that was last written for other commands."""
-        assert self._state is not None, "only used inside `running`"
-        return self._state
+        """The state for other commands."""
+        return RunningState(
+            pid=os.getpid(),
+            url=self.url,
+            channels_url=self._knative.channels_url,
+            bootstrap_servers=self._kafka.bootstrap_servers,
+            manifests=tuple(map(str, self._manifests.paths)),
+            ingresses=self._knative.ingresses,
+            egresses=self._knative.egresses,
+            sensors=self._knative.sensor_places,
+        )
 
     @property
     def kafka(self) -> str:
@@ -217,7 +228,7 @@ class Supervisor:
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
         say = self._view.say
-        distribution = await asyncio.to_thread(kafka_distribution.obtain, progress=say)
+        distribution = await kafka_distribution.obtain_in_background(progress=say)
         server = KafkaServer(distribution, self._installation.kafka, port=self._options.kafka_port)
         say(f"starting Kafka on {server.directory}")
         await server.start()
@@ -255,17 +266,18 @@ class Supervisor:
     async def _follow_files(self) -> None:
         """Apply the declared objects again after each change of a manifest file, for ever.
 
-        An object that is missing from the files is deleted with its data. So if one is missing,
-        wait `REMOVAL_DELAY` seconds and read the files again, in case it is back.
+        An object that is missing from the files for `REMOVAL_DELAY` seconds is deleted with its
+        data.
         """
-        async for _ in self._manifests.changes():
-            declared = self._manifests.read()
-            is_any_missing = not self._declared.documents.keys() <= declared.documents.keys()
-            if is_any_missing:
-                await asyncio.sleep(REMOVAL_DELAY)
-                declared = self._manifests.read()
-            self._declared = declared
-            await self._knative.apply(declared)
+
+        def is_manifest(_: Change, path: str) -> bool:
+            """Return whether a changed file may be a manifest."""
+            return self._manifests.is_manifest_path(Path(path))
+
+        watcher = FolderWatcher("manifest files", self._view.say)
+        async for _ in watcher.changes(self._manifests.folders, is_manifest):
+            self._declared = await self._manifests.read_settled(REMOVAL_DELAY)
+            await self._knative.apply(self._declared)
 
     async def _refresh_state(self) -> None:
         """Read the receivers' counters and write the state each `RECEIVER_COUNT_INTERVAL` seconds,
@@ -277,19 +289,12 @@ class Supervisor:
 
     def _write_state(self) -> None:
         """Write the state for other commands, if it has changed."""
-        state = RunningState(
-            pid=os.getpid(),
-            url=self.url,
-            channels_url=self._knative.channels_url,
-            bootstrap_servers=self._kafka.bootstrap_servers,
-            manifests=tuple(map(str, self._manifests.paths)),
-            ingresses=self._knative.ingresses,
-            egresses=self._knative.egresses,
-            sensors=self._knative.sensor_places,
-        )
-        if state != self._state:
-            self._installation.write_state(state)
-            self._state = state
+        state = self.state
+        if state != self._written_state:
+            # A full disk is no reason to stop delivering; the next call tries again.
+            with contextlib.suppress(OSError):
+                self._installation.write_state(state)
+                self._written_state = state
 
 
 def _listen_at(port: int, option: str) -> socket.socket:

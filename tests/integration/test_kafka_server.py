@@ -47,11 +47,16 @@ asyncio.run(main())
 
 @pytest.fixture
 async def make_server(
-    kafka_distribution: KafkaDistribution, tmp_path: Path
+    kafka_distribution: KafkaDistribution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MakeServer]:
     made: list[KafkaServer] = []
 
-    def make(directory: Path = tmp_path / "node", port: int = 0, **properties: str) -> KafkaServer:
+    # Every character that means something else in a file or an argument that Kafka reads, in a
+    # locale that lacks some of them.
+    monkeypatch.setenv("LC_ALL", "POSIX")
+    node = tmp_path / "Größe, 100 %i #1 ${x} 木 🎈" / "node"
+
+    def make(directory: Path = node, port: int = 0, **properties: str) -> KafkaServer:
         settings = {key.replace("_", "."): value for key, value in properties.items()}
         made.append(KafkaServer(kafka_distribution, directory, port=port, properties=settings))
         return made[-1]

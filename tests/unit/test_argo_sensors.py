@@ -363,6 +363,8 @@ def test_the_command_says_what_is_lost(tmp_path: Path) -> None:
 def test_the_command_refuses_what_it_cannot_read(tmp_path: Path) -> None:
     assert run(tmp_path / "none.yaml")[0] == 2
     file = tmp_path / "broker.yaml"
+    file.write_text("kind: !!bool maybe")
+    assert run(file)[0] == 2
     file.write_text("kind: Broker\n")
     code, _, problems = run(file)
     assert code == 2

@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from typer.testing import CliRunner
 
-from knafka.core.contract import Sink
+from knafka.core.contract import Egress, Kafka, Sink
 from knafka_cli import command_line
 from knafka_cli.command_line import app
+from knafka_cli.triggers.trigger_commands import _read_lags
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ORDER = {
@@ -168,6 +171,23 @@ def test_triggers_are_listed_from_files() -> None:
     assert "Service orders" in first
 
 
+async def test_a_triggers_waiting_events_are_not_those_of_the_subscription_of_its_name() -> None:
+    log = MemoryLog()
+    egress = Egress(
+        namespace="default", broker="shop", trigger="orders", topic="busy", group="trigger",
+        dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
+        subscriber=Sink(url="http://there/"),
+    )  # fmt: skip
+    others = {"kind": "Subscription", "topic": "idle", "group": "subscription"}
+    for topic in ("busy", "idle"):
+        log.create(topic)
+    for group, topic in (("trigger", "busy"), ("subscription", "idle")):
+        await MemoryAdmin(log).ensure_committed(group, topic)
+    log.store("busy", None, b"", [])
+    lags = await _read_lags(MemoryAdmin(log), (egress, egress.model_copy(update=others)))
+    assert lags == {"default/orders": 1}
+
+
 def test_a_file_that_cannot_be_used_makes_the_list_fail(tmp_path: Path) -> None:
     text = (QUICKSTART / "quickstart.yaml").read_text()
     (tmp_path / "bad.yaml").write_text(text.replace("retry: 2", "retry: -2"))
@@ -257,6 +277,12 @@ def test_send_refuses_what_contradicts_itself(options: list[str]) -> None:
         (["replay", "--rate", "0"], "a number above 0"),
         (["replay", "--since", "soon"], "--since"),
         (["compact", "--keep-hours", "-1"], "0 or more"),
+        (["compact", "--keep-hours", "inf"], "give a finite number"),
+        (["compact", "--forget-resolved-days", "1000000"], "give at most 365,000"),
+        (["compact", "--forget-unresolved-days", "1000000"], "give at most 365,000"),
+        (["report", "--days", "1000000"], "give at most 365,000"),
+        (["report", "--days", "inf"], "give at most 365,000"),
+        (["replay", "--rate", "inf"], "give a finite number"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )

@@ -305,9 +305,13 @@ async def test_a_subscriptions_dead_letters_are_sent_again_where_its_dispatcher_
     assert (await local.replay(SUBSCRIPTION, wanted, dry_run=False)).replay
     topic = egresses.replay_topic(SUBSCRIBED)
     assert sum(map(len, memory.topics[topic])) == 1
-    (found,) = (await local.failures(SUBSCRIPTION)).last
+    failures = await local.failures(SUBSCRIPTION)
+    (found,) = failures.last
     assert found.replayed
-    assert (await local.failures(MAIL)).last == ()
+    assert "knafka dead-letters show subscription/default/mail" in failures.commands.values()
+    mails = await local.failures(MAIL)
+    assert mails.last == ()
+    assert "knafka dead-letters show default/mail" in mails.commands.values()
 
 
 async def test_only_the_event_of_that_source_is_sent_again(

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import aiohttp
 import pytest
@@ -20,12 +21,15 @@ from support.waiting import until
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_client.sockets import HOST, PortTaken, listen, port_of
+from knafka_cli.running import up
+from knafka_client.sockets import HOST, PortTaken, free_port, listen, port_of
 from knafka_console import opening
 from knafka_console.model.document import Action
 from knafka_console.web import server
 from knafka_console.web.page import console_page
 from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal_reason
+from knafka_local.supervisor import Supervisor, UpOptions
+from knafka_local.view import View
 
 MARKED = {CHANGE_HEADER: "1"}
 EVENT = '{"specversion":"1.0","id":"1","source":"/shop","type":"order"}'
@@ -270,6 +274,7 @@ OWN = {"Host": "127.0.0.1:8090"}
         ("GET", "/api/state", {"Sec-Fetch-Site": "same-site"}, False),
         ("GET", "/api/state", {"Origin": "http://evil.test"}, False),
         ("GET", "/api/state", {"Origin": "null"}, False),
+        ("GET", "/api/state", {"Origin": "http://[::1"}, False),  # no URL
         ("POST", "/api/who", {}, False),
         ("POST", "/api/who", MARKED, True),
         ("POST", "/api/who", {**MARKED, "Origin": "http://127.0.0.1:8090"}, True),
@@ -320,6 +325,27 @@ def test_the_console_takes_the_next_port_unless_one_was_asked_for() -> None:
             pass
         with opening.open_listener(None, enabled=False) as none:
             assert none is None
+
+
+async def test_the_console_leaves_the_ports_free_that_knafka_up_needs_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`knafka up --port 8090` always failed: its own console had taken the port."""
+    first = free_port()
+    monkeypatch.setattr(opening, "CONSOLE_PORT", first)
+    console_ports: list[int] = []
+
+    async def start(_: Supervisor, __: object, listener: socket.socket, *___: object) -> None:
+        console_ports.append(port_of(listener))
+
+    monkeypatch.setattr(up, "_start_and_run", start)
+    for channels_port in (None, first + 1):
+        options = UpOptions(
+            (), tmp_path, port=first, kafka_port=first + 2, channels_port=channels_port
+        )
+        await up.run_until_stopped(options, create_autospec(View))
+    assert len(console_ports) == 2
+    assert all(port > first + 2 for port in console_ports)
 
 
 def test_a_port_that_was_asked_for_and_is_taken_ends_knafka_up_before_it_begins(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +13,32 @@ from threading import Barrier, Event, Thread, current_thread, main_thread
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from support.waiting import PATIENCE
 
 from knafka_local.kafka import kafka_distribution
 from knafka_local.kafka.kafka_distribution import (
     Download,
     Jar,
+    KafkaDistribution,
     LocalKafkaError,
+    Progress,
     find_java,
     obtain_jars,
     pinned_jars,
 )
 
 CONTENT = b"a jar"
+ENDING = """
+import sys, threading, time
+from pathlib import Path
+from knafka_local.kafka.kafka_distribution import Jar, obtain_jars
+
+began = threading.Event()
+arguments = (Jar("g:a:1", ""),), Path(sys.argv[1]), print, lambda *_: began.set() or time.sleep(600)
+threading.Thread(target=obtain_jars, args=arguments, daemon=True).start()
+began.wait()
+"""
+"""A program that ends while it downloads a jar."""
 JAR = Jar("org.example:tool:1.0", hashlib.sha256(CONTENT).hexdigest())
 
 
@@ -65,6 +81,11 @@ def test_every_pinned_jar_has_a_digest_and_a_name_of_its_own() -> None:
         "org.apache.kafka:kafka_2.13:4.3.1",
         "org.apache.kafka:kafka-clients:4.3.1",
     }
+
+
+def test_a_class_path_is_the_same_in_every_folder() -> None:
+    distribution = KafkaDistribution(Path("java"), (Path("a.jar"), Path("/b.jar")))
+    assert distribution.class_path == f"{Path.cwd()}/a.jar:/b.jar"
 
 
 def test_a_missing_jar_is_fetched_into_a_new_folder_and_reported(tmp_path: Path) -> None:
@@ -155,6 +176,42 @@ def test_what_downloads_is_imported_once_and_before_there_are_threads(
     with pytest.raises(LocalKafkaError, match="no network"):
         obtain_jars((JAR,), tmp_path, lambda _: None)
     assert importing == [main_thread()]
+
+
+def test_nobody_waits_for_a_download_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C during the first start said "stopped", and hung until the download had ended."""
+    began, may_end, ended = Event(), Event(), Event()
+
+    def obtain(*, progress: Progress) -> None:
+        began.set()
+        may_end.wait(10)
+        ended.set()
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(kafka_distribution.obtain_in_background(progress=print))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(kafka_distribution, "obtain", obtain)
+    asyncio.run(cancelled())
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(10)
+
+
+def test_a_process_that_ends_waits_for_no_download(tmp_path: Path) -> None:
+    ending = subprocess.run([sys.executable, "-c", ENDING, tmp_path], timeout=30 * PATIENCE)
+    assert ending.returncode == 0
+
+
+def test_what_goes_on_in_the_background_is_handed_over_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_distribution, "find_java", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(kafka_distribution.obtain_in_background(progress=print))
 
 
 def test_two_fetches_at_once_leave_one_whole_jar(tmp_path: Path) -> None:

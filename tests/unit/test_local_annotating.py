@@ -88,8 +88,10 @@ def test_only_the_annotation_changes(before: str, after: str) -> None:
         "kind: List\nitems:\n"
         "- {kind: Broker, metadata: &same {name: orders}}\n- {kind: Trigger, metadata: *same}\n",
         "kind: [\n",
+        "kind: Trigger\nmetadata: {name: orders}\nspec: {retry: 0x_}\n",
+        "[" * 3_000,
     ],
-    ids=["not there", "shared", "broken"],
+    ids=["not there", "shared", "broken", "a value that is none", "nested too deeply"],
 )
 def test_what_can_not_be_changed_alone_is_left_as_it_is(tmp_path: Path, text: str) -> None:
     file = tmp_path / "shop.yaml"

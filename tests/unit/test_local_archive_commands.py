@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -272,6 +273,16 @@ def test_those_of_a_broker_are_found_in_tables_without_an_installation(
     assert {each.column: each.value for each in conditions} == dict(
         zip(("namespace", "broker", "trigger"), (*named, ""), strict=True)
     )
+
+
+def test_those_of_a_subscription_are_found_in_tables_without_an_installation() -> None:
+    conditions = dead_letter_commands._failure_conditions(None, "subscription/shop/mail")
+    equal, others = conditions[:2], conditions[2:]
+    assert {each.column: each.value for each in equal} == {"namespace": "shop", "trigger": "mail"}
+    compare = {">=": operator.ge, "<": operator.lt}
+    for broker in ("0", "mail", "z.z", "KafkaChannel-0", "KafkaChannel-z9.z"):
+        passes = all(compare[each.operator](broker, each.value) for each in others)
+        assert passes is broker.startswith("KafkaChannel-")
 
 
 def test_dead_letters_of_a_broker_itself_stand_under_it(cluster: Cluster, view: MemoryLog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,15 @@ while True:
     body = str(os.getpid()).encode()
     connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
     connection.close()
+"""
+
+PRINTING = r"""
+import os, sys, time
+print("\N{RIGHTWARDS ARROW}")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+print("one")
+print("two")
 """
 
 
@@ -70,6 +80,27 @@ async def test_what_a_child_prints_is_shown_line_by_line_and_logged(tmp_path: Pa
     assert (tmp_path / "log").read_text().startswith("one\nxxx")
 
 
+@pytest.mark.parametrize("log", ["log", "/dev/full"])
+async def test_a_child_prints_on_though_its_output_cannot_be_shown_or_written(
+    tmp_path: Path, log: str
+) -> None:
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        shown.append(line)
+        line.encode("latin-1")
+
+    go_on = tmp_path / "go_on"
+    arguments = (sys.executable, "-c", PRINTING, str(go_on))
+    command = Command(arguments, tmp_path / log, {"PYTHONIOENCODING": "utf-8"})
+    async with running(command, show) as child:
+        await until(lambda: shown)
+        go_on.touch()
+        assert await child.wait() == 0
+        await until(lambda: len(shown) == 3)
+    assert shown == ["\N{RIGHTWARDS ARROW}", "one", "two"]
+
+
 async def test_a_child_that_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> None:
     shown: list[str] = []
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
@@ -107,18 +138,22 @@ async def test_whoever_is_supervised_is_started_again_after_a_growing_wait(
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(("no-such-program",), r"\[Errno 2\]"), (("true", "\0"), "embedded null byte")],
+)
 async def test_what_cannot_be_started_is_said_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
 ) -> None:
     monkeypatch.setattr(children, "FIRST_RESTART_BACKOFF", 0.01)
     said: list[str] = []
-    command = Command(("no-such-program",), tmp_path / "log")
+    command = Command(arguments, tmp_path / "log")
     supervised = Supervised("it", lambda: Child.start(command), said.append)
     try:
         await until(lambda: len(said) == 2)
     finally:
         await supervised.stop()
-    assert "it can't be started: [Errno 2]" in said[0]
+    assert re.match(f"it can't be started: {problem}", said[0])
 
 
 async def test_connections_wait_while_a_killed_child_is_replaced(
@@ -155,7 +190,7 @@ async def test_a_large_log_is_set_aside_at_the_next_start(
         ) as it:
             await it.wait()
     assert (tmp_path / "it.log").read_text() == "12345\n"
-    assert (tmp_path / "it.old.log").read_text() == "12345\n"
+    assert (tmp_path / "it.log.old").read_text() == "12345\n"
 
 
 def test_a_port_that_is_taken_is_an_os_error() -> None:

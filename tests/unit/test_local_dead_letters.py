@@ -173,11 +173,17 @@ EGRESS = Egress(
 REPLAYS = replay_topic("shop", "main", "mail")
 
 
-def failed(memory: MemoryLog, id_: str, data: bytes = b"{}", at: int | None = None) -> None:
+def failed(
+    memory: MemoryLog,
+    id_: str,
+    data: bytes = b"{}",
+    at: int | None = None,
+    origin: Origin = ORIGIN,
+) -> None:
     """An event became a dead letter, `at` this time of its record, if not now."""
     memory.create("dead")
     draft = to_record(Event({**EVENT.attributes, "id": id_}, data))
-    headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)
+    headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, origin)
     memory.store("dead", draft.key, value, headers, timestamp=at)
 
 
@@ -223,6 +229,28 @@ async def test_what_was_sent_again_is_said_and_not_counted_until_it_fails_again(
     failed(memory, "1")
     found = await read_overview(MemoryAdmin(memory), EGRESS)
     assert (found.count, found.replayed) == (2, 1)
+
+
+@pytest.mark.parametrize("later", [0, -150], ids=["same", "earlier"])
+async def test_an_event_that_fails_again_is_told_whichever_clocks_its_records_times_are_of(
+    later: int,
+) -> None:
+    """`later`: milliseconds after the replayed record, by another broker's clock."""
+    memory = MemoryLog()
+    failed(memory, "1", at=1_000)
+    await replayed(memory, "1")
+    (record,) = memory.topics[REPLAYS][0]
+    failed(
+        memory,
+        "1",
+        at=record.timestamp()[1] + later,
+        origin=replace(ORIGIN, topic=REPLAYS, partition=0, offset=0),
+    )
+    first, again = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
+    assert (bool(first.replayed), again.replayed) == (True, "")
+    assert await replayed(memory, "1") == [""], "it is sent once more"
+    first, again = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
+    assert (bool(first.replayed), bool(again.replayed)) == (True, True)
 
 
 async def test_an_event_is_sent_again_as_it_was_to_the_trigger_that_failed_it() -> None:

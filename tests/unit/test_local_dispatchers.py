@@ -113,6 +113,14 @@ async def test_the_drains_of_a_shard_have_one_process(tmp_path: Path) -> None:
     assert (tmp_path / "shard-default-shop-0-ab.log").exists()
 
 
+async def test_a_trigger_with_the_longest_name_has_a_process_and_a_log(tmp_path: Path) -> None:
+    longest = EGRESS.model_copy(update={"namespace": "n" * 63, "trigger": "t" * 253})
+    async with processes(tmp_path) as it:
+        assert await it.pid(longest)
+        assert await it.pid(longest.model_copy(update={"kind": "Subscription"}))
+    assert len(os.listdir(tmp_path)) == 2
+
+
 async def test_a_process_ends_with_its_drain(tmp_path: Path) -> None:
     async with processes(tmp_path) as it:
         it.ends = Ended.IDLE
@@ -122,7 +130,7 @@ async def test_a_process_ends_with_its_drain(tmp_path: Path) -> None:
 async def test_a_process_that_dies_is_an_error_with_its_signal_and_its_log(tmp_path: Path) -> None:
     async with processes(tmp_path) as it:
         it.ends = "killed"
-        with pytest.raises(OSError, match=r"was ended by SIGKILL .*: see .*default-orders\.log"):
+        with pytest.raises(OSError, match=r"was ended by SIGKILL .*: see .*default\.orders\.log"):
             await it.pid()
 
 

@@ -52,6 +52,30 @@ def test_the_pid_is_known_from_the_first_moment_on_and_never_after_the_end(tmp_p
     with installation.hold_lock():
         assert installation.running_pid() == os.getpid()
     assert installation.running_pid() is None
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_two_commands_that_look_at_once_do_not_take_each_other_for_one_that_runs(
+    tmp_path: Path,
+) -> None:
+    """`knafka down` stopped a program that had the pid of a `knafka up` that was killed."""
+    lock = tmp_path / "lock"
+    lock.write_text("1")  # as kill -9 leaves it
+    with lock.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert Installation(tmp_path).running_pid() is None
+
+
+def test_a_lock_file_that_may_not_be_written_is_an_error_that_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    """As after `sudo knafka up`; root may write every file, but no folder."""
+    (tmp_path / "lock").mkdir()
+    with (
+        pytest.raises(DataFolderInUse, match=r"can't be used .*lock.*: choose --data-dir"),
+        Installation(tmp_path).hold_lock(),
+    ):
+        pass
 
 
 def test_what_one_that_was_killed_left_behind_is_not_taken_for_the_next_ones(
@@ -72,8 +96,8 @@ def test_whoever_looks_whether_it_runs_keeps_nobody_from_starting(tmp_path: Path
     with Installation(tmp_path).hold_lock():
         pass
     looking = (tmp_path / "lock").open()
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    closing = Timer(0.02, looking.close)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    closing = Timer(0.3, looking.close)  # longer than anybody looks
     closing.start()
     with Installation(tmp_path).hold_lock():
         closing.join()

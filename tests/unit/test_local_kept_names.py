@@ -79,3 +79,13 @@ async def test_data_from_before_names_were_kept_is_taken_over() -> None:
         await world.apply(broker(), trigger())
         assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
         assert log.group(group).committed == committed, "the event that waits still does"
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"c": []}', '{"c": {"Broker default/x": 3}}', "{"])
+def test_a_file_that_holds_anything_else_is_not_taken_for_kept_names(
+    tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "names.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"."):
+        KeptNames(file, "c")

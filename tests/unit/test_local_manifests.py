@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
+from typing import Never
 
 import pytest
 
+from knafka_cli.checks import checking
 from knafka_client.declared.manifests import DeclaredObjects, Manifests, NoManifests, ObjectIdentity
+from knafka_operator.model.resources import Trigger
 
 BROKER = """\
 apiVersion: eventing.knative.dev/v1
@@ -150,15 +154,136 @@ def test_a_path_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
         Manifests([tmp_path / "nothing.yaml"])
 
 
-async def test_a_change_is_told(tmp_path: Path) -> None:
-    write(tmp_path, shop=BROKER)
-    changes = Manifests([tmp_path / "shop.yaml"]).changes()
-    changed = asyncio.ensure_future(anext(changes))
-    async with asyncio.timeout(20):
-        while not changed.done():  # nobody tells when the watching has begun
-            write(tmp_path, shop=TRIGGER)
-            await asyncio.wait({changed}, timeout=0.5)
-    await changed
+def test_a_folder_that_can_not_be_read_now_keeps_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    def refuse(path: Path, *_: object, **__: object) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as denied:
+        for name in ("iterdir", "is_file", "read_text"):  # nothing is denied to root
+            denied.setattr(Path, name, refuse)
+        declared = manifests.read()
+    assert declared.resources == before.resources
+    assert [each.place.file for each in declared.problems] == [tmp_path, tmp_path / "shop.yaml"]
+
+
+def test_a_path_too_long_for_the_system_is_refused_like_one_that_is_not_there() -> None:
+    with pytest.raises(NoManifests, match="doesn't exist"):
+        Manifests([Path("a" * 300)])
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        "0x_",
+        "0b_",
+        "9" * 4_301,
+        "0x" + "f" * 4_000,
+        ":".join(["59"] * 400) + ".5",
+        '!!int ""',
+        "!!int x",
+        "!!bool maybe",
+        "!!timestamp x",
+    ],
+    ids=lambda scalar: scalar[:20],
+)
+def test_a_scalar_that_has_no_value_is_no_yaml_and_the_file_stays_as_it_last_was(
+    tmp_path: Path, scalar: str
+) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER.replace('retry: 3', f'retry: {scalar}')}")
+
+    declared = manifests.read()
+    assert declared.resources == before.resources
+    (problem,) = problems(declared)
+    assert "shop.yaml: can't be read: found a value that is no " in problem
+    assert "line 11, column 21" in problem
+    (finding,) = checking.check([tmp_path]).findings
+    assert "found a value that is no " in finding.text
+
+
+def test_another_products_object_of_the_same_name_does_not_hold_up_edits(tmp_path: Path) -> None:
+    other = "apiVersion: example.com/v1\nkind: Trigger\nmetadata: {name: orders}\n"
+    for texts in ([other, TRIGGER], [TRIGGER, other]):
+        write(tmp_path, shop="---\n".join(texts))
+        manifests = Manifests([tmp_path])
+        manifests.read()
+
+        write(tmp_path, shop="---\n".join(texts).replace("retry: 3", "retry: 4"))
+
+        declared = manifests.read()
+        (trigger,) = declared.of_type(Trigger)
+        assert trigger.spec.delivery.retry == 4
+        assert "kind: does not run here" in problems(declared)[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "mistyped"),
+    [
+        ("{name: orders}", "{nam: orders}"),
+        ("kind: Trigger", "knd: Trigger"),
+        ("eventing.knative.dev", "eventing.knative.dve"),
+    ],
+)
+def test_an_object_whose_kind_or_name_is_mistyped_stays_as_it_last_was(
+    tmp_path: Path, written: str, mistyped: str
+) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER.replace(written, mistyped)}")
+
+    declared = manifests.read()
+    assert declared.resources == before.resources
+    assert len(declared.problems) == 1
+
+
+@pytest.mark.parametrize("first", ["", None], ids=["empty", "missing"])
+async def test_a_file_that_was_empty_or_missing_and_is_back_invalid_stays_as_it_last_was(
+    tmp_path: Path, first: str | None
+) -> None:
+    """`helm template > shop.yaml` empties the file before it writes, and may then write an error;
+    a Broker that is missing is deleted with its events."""
+    file = tmp_path / "shop.yaml"
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    file.unlink() if first is None else file.write_text(first)
+    reading = asyncio.create_task(manifests.read_settled(0.01))
+    await asyncio.sleep(0)  # it has read once now
+    file.write_text(f"{BROKER}---\n{TRIGGER}   - [")
+
+    assert (await reading).resources == before.resources
+    file.write_text(BROKER)
+    assert set((await manifests.read_settled(0)).resources) == {THE_BROKER}
+
+
+async def test_an_object_is_gone_only_if_two_readings_miss_it(tmp_path: Path) -> None:
+    """A folder is written anew file by file, as by `git checkout`."""
+    other = BROKER.replace("shop", "other")
+    write(tmp_path, a=BROKER, b=other)
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    (tmp_path / "a.yaml").unlink()
+    reading = asyncio.create_task(manifests.read_settled(0))
+    await asyncio.sleep(0)
+    write(tmp_path, a=BROKER)
+    (tmp_path / "b.yaml").unlink()
+    await asyncio.sleep(0)
+    write(tmp_path, b=other)
+
+    assert (await reading).resources == before.resources
 
 
 CHANNEL = """\

@@ -65,6 +65,11 @@ def test_sources_are_the_files_that_a_command_names_below_its_folder(tmp_path: P
     assert list(program.source_files()) == [tmp_path / "code" / "main.py"]
 
 
+def test_an_inline_script_longer_than_a_files_name_is_no_source(tmp_path: Path) -> None:
+    program = Program((sys.executable, "-c", "print('a')\n" * 100), tmp_path, {})
+    assert list(program.source_files()) == []
+
+
 class Told:
     """What was told of each program, last."""
 
@@ -142,6 +147,32 @@ async def test_a_program_starts_anew_at_its_address_when_its_source_changes(tmp_
                 await asyncio.sleep(1)
             await until(lambda: it.status is Status.TRUE)
             assert await it.answer() == b"two"
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
+
+async def test_a_program_starts_anew_when_the_folder_of_its_source_was_replaced(
+    tmp_path: Path,
+) -> None:
+    """`git checkout` of another branch, or `mv`, replaces a folder."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    async with told(folder) as it:
+        await it.programs.run(WHO, it.write("one"))
+        await until(lambda: it.status is Status.TRUE)
+        following = asyncio.create_task(it.programs.follow_sources())
+        try:
+            while it.printed.count("started") < 2:  # until it is watched, nobody says when
+                it.write("two")
+                await asyncio.sleep(1)
+            folder.rename(tmp_path / "old")
+            folder.mkdir()
+            it.printed.clear()
+            it.write("six")
+            await until(lambda: "started" in it.printed)
+            await until(lambda: it.status is Status.TRUE)
+            assert await it.answer() == b"six"
         finally:
             following.cancel()
             await asyncio.wait({following})

@@ -7,14 +7,18 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from support.loopback import LoopbackServer
+from typer.testing import CliRunner
 
 from knafka.core.errors import InvalidDocument
+from knafka_cli.command_line import app
 from knafka_cli.shared import sending
 from knafka_cli.shared.event_input import BadInput, read_events, sample_event
 from knafka_cli.shared.sending import SendResult, SendSummary, send
+from knafka_client.sockets import free_port
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"
@@ -152,6 +156,44 @@ async def test_a_broken_event_in_the_middle_ends_it_with_its_name() -> None:
     async with answering(OK) as (url, _):
         with pytest.raises(BadInput, match="line 1"):
             await send(read_events([b"{"], "stdin"), url, lambda _: None)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+async def test_the_events_before_a_broken_one_are_sent_answered_and_counted(batch: int) -> None:
+    """It cancelled requests in flight, whose events the Broker took without anybody seeing it."""
+    answers: list[SendResult] = []
+    summary = SendSummary()
+    line = b'{"specversion":"1.0","id":"1","source":"/","type":"t"}'
+    events = read_events([line] * 7 + [b"{", line], "stdin")
+    async with answering(OK) as (url, requests):
+        with pytest.raises(BadInput, match="line 8"):
+            await send(events, url, answers.append, connections=4, batch=batch, summary=summary)
+    assert sum(request.count(b"/default/shop") for request in requests) == (3 if batch else 7)
+    assert len(answers) == summary.statuses[202] == 7
+
+
+async def test_an_error_of_whoever_shows_the_answers_is_raised_as_it_is() -> None:
+    """`knafka send | head -1` printed an ExceptionGroup."""
+
+    def show(_: SendResult) -> None:
+        raise BrokenPipeError
+
+    async with answering(OK) as (url, _):
+        with pytest.raises(BrokenPipeError):
+            await send([sample_event({}, None, n) for n in range(9)], url, show)
+
+
+def test_a_broken_line_of_a_file_is_named_after_the_summary_of_what_was_sent(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "events.ndjson"
+    line = '{"specversion":"1.0","id":"1","source":"/","type":"t"}\n'
+    file.write_text(line * 2 + "{\n")
+    url = f"http://127.0.0.1:{free_port()}/"
+    result = CliRunner().invoke(app, ["send", "--url", url, "--no-retry", "--file", str(file)])
+    assert result.exit_code == 2
+    assert result.stdout.splitlines()[-1].startswith("0 of 2 accepted, 2 × no answer in ")
+    assert "events.ndjson, line 3: " in result.stderr
 
 
 @pytest.mark.parametrize("url", ["/path", "bad://uri"])

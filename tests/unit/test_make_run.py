@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,6 +36,19 @@ def test_ports_and_data_can_be_said_so_that_two_run_beside_each_other() -> None:
 
 def test_a_port_in_the_environment_means_something_else() -> None:
     assert "--port" not in run(PORT="3000", DATA="/data")
+
+
+def test_the_help_has_every_target_that_is_described() -> None:
+    told = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    described = [line for line in (ROOT / "Makefile").read_text().splitlines() if ": " in line]
+    described = [line.partition(":")[0] for line in described if re.match(r"[\w-]+:.* ## ", line)]
+    assert [line.split()[0] for line in told.splitlines()] == described
 
 
 @pytest.mark.parametrize("uv_exit_code", [0, 1, None])

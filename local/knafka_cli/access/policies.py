@@ -27,7 +27,7 @@ from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.senders.authentication import OIDC, Authentication
-from knafka_operator.senders.event_policies import AppliedPolicy
+from knafka_operator.senders.event_policies import AppliedPolicy, StoredPolicy
 
 FEATURES_CONFIG_MAP: Final = LOCAL_OPERATOR_SETTINGS.features_config.name
 """Name of the ConfigMap with Knative Eventing's features."""
@@ -79,7 +79,7 @@ def authentication_of(declared: DeclaredObjects, namespace: str) -> Authenticati
     return replace(
         Authentication.of(_features_with_oidc(declared)),
         policies=tuple(
-            document
+            StoredPolicy(document)
             for identity, (document, _) in declared.documents.items()
             if (identity.kind, identity.namespace) == (POLICY, namespace)
         ),
@@ -107,7 +107,7 @@ def policy_verdict(
     if isinstance(verdict, bool):
         accepts: bool | None = verdict
     else:
-        accepts = None if event is None else verdict(event)
+        accepts = None if event is None else verdict([event])
     applied_policies = authentication.applied_policies_of(broker)
     if not applied_policies:
         reasons = [
@@ -122,6 +122,8 @@ def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | Non
     """Return a sentence that says whether one policy accepts an event from the sender with this
     subject, and if not, why. `event` are the event's attributes; None: any event."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
+    if applied.is_too_large:
+        return f"{name}: the filters of all applying policies are too large, so it accepts nobody"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"
     if not any(subject_matches(subject, pattern) for pattern in policy.subjects):

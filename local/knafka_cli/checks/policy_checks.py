@@ -20,7 +20,7 @@ from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import EventPolicy, Requirement
 from knafka_operator.model.resources import Broker, Declared, NonEmpty
-from knafka_operator.senders.event_policies import applied_policies
+from knafka_operator.senders.event_policies import StoredPolicy, applied_policies
 
 ADDRESSED: Final = ("Broker", "KafkaChannel")
 """Kinds that policies can apply to and that are looked up among the files."""
@@ -137,7 +137,7 @@ def warnings(
         target for target in spec.to if target.selector and target.selector.kind in ADDRESSED
     ]
     if selector_targets and not any(
-        applied_policies([document], broker) for broker in brokers_and_channels
+        applied_policies([StoredPolicy(document)], broker) for broker in brokers_and_channels
     ):
         yield "spec.to selects nothing among the files"
 

@@ -49,6 +49,7 @@ from knafka_client.declared import triggers
 from knafka_client.state.installation import (
     CHANNEL_PREFIX,
     DEFAULT_DATA,
+    SUBSCRIPTION_PREFIX,
     Installation,
     NotRunning,
     RunningState,
@@ -247,7 +248,7 @@ def _failure_conditions(
         fields = dict(zip(TRIGGER, key, strict=True))
     # Nothing runs, so nothing is known about the object but its name.
     elif trigger is not None:
-        identity = triggers.parse_name(trigger, "Trigger")
+        identity = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Trigger")
         fields = {"namespace": identity.namespace, "trigger": identity.name}
     else:
         assert broker is not None
@@ -255,7 +256,12 @@ def _failure_conditions(
         is_channel = broker.startswith(CHANNEL_PREFIX)
         stored_name = names.of_channel(identity.name) if is_channel else identity.name
         fields = {"namespace": identity.namespace, "broker": stored_name, "trigger": ""}
-    return [FailureCondition(name, "=", value) for name, value in fields.items()]
+    conditions = [FailureCondition(name, "=", value) for name, value in fields.items()]
+    if running is None and trigger is not None and trigger.startswith(SUBSCRIPTION_PREFIX):
+        # Those of any channel, but not of a Broker: every name of an object sorts before a `{`.
+        conditions.append(FailureCondition("broker", ">=", names.of_channel("")))
+        conditions.append(FailureCondition("broker", "<", names.of_channel("{")))
+    return conditions
 
 
 def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables:

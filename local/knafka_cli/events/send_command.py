@@ -137,20 +137,24 @@ def send(
             if next(answer_numbers) <= SHOWN_ANSWERS or not answer.is_accepted:
                 typer.echo(str(answer))
 
-        summary = asyncio.run(
-            sending.send(
-                events,
-                target,
-                show,
-                retry=not no_retry,
-                rate=rate,
-                connections=1 if in_order else sending.SEND_CONNECTIONS,
-                batch=batch,
-                authorization=authorization,
+        summary = sending.SendSummary()
+        try:
+            asyncio.run(
+                sending.send(
+                    events,
+                    target,
+                    show,
+                    retry=not no_retry,
+                    rate=rate,
+                    connections=1 if in_order else sending.SEND_CONNECTIONS,
+                    batch=batch,
+                    authorization=authorization,
+                    summary=summary,
+                )
             )
-        )
-    if sum(summary.statuses.values()) > 1:
-        typer.echo(str(summary))
+        finally:  # also after a broken line of the file: the events before it are sent
+            if sum(summary.statuses.values()) > 1:
+                typer.echo(str(summary))
     if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
         typer.echo(
             "knafka: the Broker requires a token: name a service account with --as", err=True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from knafka_client.state.installation import Installation
+from knafka_client.state.installation import Installation, log_name
 
 LOG_POLL_INTERVAL: Final = 0.3
 """Seconds between two reads of followed logs."""
@@ -20,7 +19,7 @@ KAFKA_LOG: Final = "kafka"
 
 
 class Logs:
-    """The log files of an installation, by name: `receiver`, `dispatcher-default-orders`, …"""
+    """The log files of an installation, by name: `receiver`, `dispatcher-default.orders`, …"""
 
     def __init__(
         self, installation: Installation, pause: Callable[[float], None] = time.sleep
@@ -68,24 +67,18 @@ class Logs:
             self._pause(LOG_POLL_INTERVAL)
 
     def _log_files(self) -> dict[str, Path]:
-        """Return the log files by name, without those that were rotated (`.old.log`)."""
-        files = {
-            file.stem: file
-            for file in sorted(self._installation.logs.glob("*.log"))
-            if not file.name.endswith(".old.log")
-        }
+        """Return the log files by name, without those that were rotated (`.log.old`)."""
+        files = {file.stem: file for file in sorted(self._installation.logs.glob("*.log"))}
         kafka = self._installation.kafka / "kafka.log"
         return files | ({KAFKA_LOG: kafka} if kafka.exists() else {})
 
 
 def is_log_of(name: str, owner: str) -> bool:
     """Whether the log with this name belongs to `owner`: a process (`receiver`), or a Trigger or
-    Service (`[NAMESPACE/]NAME`), whose logs have names such as `dispatcher-NAMESPACE-NAME`."""
-    if name == owner:
-        return True
+    Service (`[NAMESPACE/]NAME`), whose logs have the names that `log_name` returns."""
     namespace, slash, object_name = owner.rpartition("/")
-    log_suffix = re.escape(f"{namespace if slash else 'default'}-{object_name}")
-    return re.fullmatch(rf"[a-z]+-{log_suffix}", name) is not None
+    function = name.partition("-")[0]
+    return name in (owner, log_name(function, namespace if slash else "default", object_name))
 
 
 def _file_size(path: Path) -> int:

@@ -37,7 +37,11 @@ async def run_until_stopped(
     installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
-        with opening.open_listener(options.console_port, enabled=options.console) as listener:
+        # What is started later must find its port free.
+        ports = {options.port, options.channels_port or options.port + 1, options.kafka_port}
+        with opening.open_listener(
+            options.console_port, enabled=options.console, other_ports=ports
+        ) as listener:
             await _start_and_run(supervisor, installation, listener, view, events_file, start_time)
     except asyncio.CancelledError:  # by a signal
         view.say(f"stopped; everything is kept in {options.data}")
@@ -128,16 +132,17 @@ async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")
         return
     view.say(f"sending {file} to {brokers[0]}")
+    summary = sending.SendSummary()
     with file.open("rb") as lines:
         try:
-            summary = await sending.send(
+            await sending.send(
                 event_input.read_events(lines, str(file)),
                 brokers[0],
                 lambda answer: view.say(str(answer)),
                 connections=1,
                 authorization=sender_authorization(supervisor.state, data_folder, brokers[0]),
+                summary=summary,
             )
         except event_input.BadInput as error:
             view.say(str(error))
-        else:
-            view.say(str(summary))
+    view.say(str(summary))

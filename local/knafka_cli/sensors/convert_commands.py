@@ -75,10 +75,13 @@ def convert_sensors(
 def _read_sensors(file: Path) -> list[dict[str, object]]:
     """Return the objects of kind `Sensor`, of any apiVersion, in a YAML file. Raises `BadInput` if
     there is none, or the file can't be read."""
+    # Imported here for the same reason as above.
+    from knafka_client.declared.manifests import UnreadableFile, read_documents
+
     try:
-        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+        documents = [document for _, document in read_documents(file)]
+    except UnreadableFile as error:
+        raise event_input.BadInput(f"{file} {error}") from None
     sensors = [
         document
         for document in documents

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-import yaml
 
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
@@ -295,12 +294,13 @@ def _print_errors(errors: Mapping[str, int]) -> None:
 
 def _read_sensor(file: Path) -> Sensor:
     """Return the only Sensor in a YAML file. Raises `BadInput` and `InvalidDocument`."""
+    from knafka_client.declared.manifests import UnreadableFile, read_documents
     from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
     try:
-        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+        documents = [document for _, document in read_documents(file)]
+    except UnreadableFile as error:
+        raise event_input.BadInput(f"{file} {error}") from None
     sensors = [
         document
         for document in documents

@@ -117,6 +117,7 @@ async def send(
     connections: int = SEND_CONNECTIONS,
     batch: int = 0,
     authorization: Callable[[], bytes] = bytes,
+    summary: SendSummary | None = None,
 ) -> SendSummary:
     """Post every event to `url`, at most `rate` events a second; `show` is called with each event's
     final answer.
@@ -124,15 +125,28 @@ async def send(
     `rate` None: as fast as possible. `connections` requests are in flight at once. `retry` False:
     each request is sent only once. With `batch`, a request has up to that many events, which share
     its answer (CE-H11); 0: each event has a request of its own. `authorization` returns a request's
-    `authorization` header line; the default returns an empty one: none is sent. Raises
-    `InvalidDocument` for an unusable URL, and `BadInput` from `events`.
+    `authorization` header line; the default returns an empty one: none is sent. The answers are
+    counted in `summary`, which a caller has also after an error; None: in a new one.
+
+    Raises `InvalidDocument` for an unusable URL. An error that `events` raises, such as `BadInput`,
+    is raised once the events before it are answered; one that `show` raises, at once.
     """
     target = target_of(url)
     subscriber = HttpSubscriber(limit=connections)
-    summary = SendSummary()
-    numbered_groups = _split_into_groups(events, max(1, batch))
+    summary = summary or SendSummary()
     loop = asyncio.get_running_loop()
     start = loop.time()
+    input_error: KnafkaError | OSError | None = None
+
+    def take_events() -> Iterator[Event]:
+        """Yield the events up to the first that can't be read; keep the error in `input_error`."""
+        nonlocal input_error
+        try:
+            yield from events
+        except (KnafkaError, OSError) as error:
+            input_error = error
+
+    numbered_groups = _split_into_groups(take_events(), max(1, batch))
 
     async def send_remaining_groups() -> None:
         """Send one group of events after the other, until none is left."""
@@ -154,10 +168,12 @@ async def send(
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
                 group.create_task(send_remaining_groups())
-    except* KnafkaError as errors:
+    except* Exception as errors:
         raise errors.exceptions[0] from None
     finally:
         await subscriber.close()
+    if input_error is not None:
+        raise input_error
     return summary
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
+from knafka.ports.log import LogAdmin
 from knafka_cli.shared import moments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
@@ -215,11 +215,13 @@ def _set_paused(
     typer.echo(f"{declared_trigger.id} {state}: written into {place.file}")
 
 
-async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
-    """Return the lag (number of waiting records) of each Trigger or Subscription, by
-    `namespace/name`. Raises `LogError`."""
+async def _read_lags(admin: LogAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
+    """Return the lag (number of waiting records) of each Trigger, by `namespace/name`; those of
+    Subscriptions are left out. Raises `LogError`."""
     lags = {}
     for egress in egresses:
+        if egress.kind == "Subscription":  # it may have the name of a Trigger
+            continue
         by_group = await admin.lags([egress.group], egress.topic)
         lags[f"{egress.namespace}/{egress.trigger}"] = by_group[egress.group].total
     return lags

@@ -20,7 +20,12 @@ from typing import Any, Final
 import yaml
 
 from knafka.core.errors import KnafkaError
-from knafka_client.declared.manifests import ObjectIdentity, identity_of, objects_in
+from knafka_client.declared.manifests import (
+    ManifestLoader,
+    ObjectIdentity,
+    identity_of,
+    objects_in,
+)
 
 ANNOTATIONS_KEY: Final = "annotations"
 """Name of the field of an object's metadata with its annotations."""
@@ -37,7 +42,7 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
     try:
         with _lock_folder(file.parent):
             _annotate_in_locked_folder(file, identity, key, value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise NotAnnotated(f"{file} can't be read: {' '.join(str(error).split())}") from None
     except UnicodeDecodeError:
         raise NotAnnotated(f"{file} can't be read: it is not UTF-8") from None
@@ -63,7 +68,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def _annotate_in_locked_folder(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
     """Write an annotation into a file, whose folder the caller has locked. Raises `NotAnnotated`,
-    `OSError`, `yaml.YAMLError` and `UnicodeDecodeError`."""
+    `OSError`, `yaml.YAMLError`, `RecursionError` and `UnicodeDecodeError`."""
     # Read and written as bytes, since text mode would change the file's line breaks.
     changed = with_annotation(file.read_bytes().decode(), identity, key, value)
     if changed is None:
@@ -145,7 +150,7 @@ def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
 def _metadata_nodes(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.MappingNode]]:
     """Yield the identity and the `metadata` node of each object in a YAML text. Objects without
     metadata, or with empty metadata, are left out."""
-    loader = yaml.SafeLoader(text)
+    loader = ManifestLoader(text)
     try:
         while loader.check_node():
             for node in _object_nodes(loader.get_node()):
@@ -172,4 +177,6 @@ def _value_of(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
 
 def _parse_objects(text: str) -> list[Any]:
     """Return every object in a text of YAML documents. Raises `yaml.YAMLError`."""
-    return [item for document in yaml.safe_load_all(text) for item in objects_in(document)]
+    return [
+        item for document in yaml.load_all(text, ManifestLoader) for item in objects_in(document)
+    ]

@@ -7,12 +7,15 @@ only when it disappears from its file, or the file disappears.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from knafka.core import documents as decoding
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -128,11 +131,14 @@ class Manifests:
     def __init__(self, paths: Sequence[Path]) -> None:
         """`paths` are files, and folders of files. Raises `NoManifests` if one doesn't exist."""
         for path in paths:
-            if not path.exists():
+            if not os.path.exists(path):  # `Path.exists` raises `OSError`
                 raise NoManifests(
                     f"{path} doesn't exist: give a YAML file, or a folder of them, with -f"
                 )
         self.paths = [path.absolute() for path in paths]
+        # An editor writes a new file and renames it: only a watch of the folder notices that.
+        self.folders = {path if path.is_dir() else path.parent for path in self.paths}
+        """The folders of all files: those to watch for changes."""
         self._valid_entries: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
         """The objects that `read` last returned for each file."""
 
@@ -162,15 +168,40 @@ class Manifests:
             },
         )
 
+    async def read_settled(self, removal_delay: float) -> DeclaredObjects:
+        """Read all files again after a change, as `read`, and return their objects.
+
+        An object is left out only if two readings, `removal_delay` seconds apart, miss it: its file
+        may be about to be written. If the file is back but invalid then, its objects are returned
+        in the last valid state from before the first reading.
+        """
+        last_valid = self._valid_entries
+        known = {identity for entries in last_valid.values() for identity in entries}
+        declared = self.read()
+        missing: Set[ObjectIdentity] = set()
+        while not known - declared.resources.keys() <= missing:
+            missing = known - declared.resources.keys()
+            await asyncio.sleep(removal_delay)
+            self._valid_entries = last_valid
+            declared = self.read()
+        return declared
+
     def _existing_files(self) -> Iterator[Path]:
         """Yield each file that exists now, once: files in `paths`, and manifests directly in
-        folders in `paths`."""
+        folders in `paths`. A folder that can't be read is yielded itself, since reading it fails
+        and says why, followed by the files that it had."""
         seen = set()
         for path in self.paths:
-            candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+            try:
+                candidates = sorted(path.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                candidates = [path]
+            except OSError:
+                yield path
+                candidates = [file for file in self._valid_entries if file.parent == path]
             for file in candidates:
                 is_manifest = file == path or file.suffix in SUFFIXES
-                if is_manifest and file not in seen and file.is_file():
+                if is_manifest and file not in seen and _may_be_file(file):
                     seen.add(file)
                     yield file
 
@@ -178,28 +209,19 @@ class Manifests:
         """Return the manifest files that exist now."""
         return list(self._existing_files())
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Yield each time that files may have changed, a moment after an editor has written them.
-        Never ends."""
-        # Imported here: users of this module that follow no file needn't have it installed.
-        from watchfiles import Change, awatch
+    def is_manifest_path(self, path: Path) -> bool:
+        """Return whether a file in `folders` may be a manifest: it was named, or has the suffix of
+        one."""
+        return path in self.paths or path.suffix in SUFFIXES
 
-        # An editor writes a new file and renames it: only a watch of the folder notices that.
-        folders = {path if path.is_dir() else path.parent for path in self.paths}
-        named_paths = set(self.paths)
 
-        def is_manifest_path(_: Change, path: str) -> bool:
-            """Whether a changed file may be a manifest: it was named, or has the suffix of one."""
-            return Path(path) in named_paths or Path(path).suffix in SUFFIXES
-
-        async for _ in awatch(
-            *folders,
-            watch_filter=is_manifest_path,
-            recursive=False,
-            debounce=400,  # milliseconds: the longest time for which changes are gathered
-            step=50,  # milliseconds without another change that end the gathering
-        ):
-            yield
+def _may_be_file(path: Path) -> bool:
+    """Return whether a path is a file, or can't be looked at: then reading it fails, too, and says
+    why."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
 
 
 def _read_file(
@@ -209,7 +231,8 @@ def _read_file(
 
     `previous` are the objects that the file had when it was last read. An invalid object is
     returned as it is in `previous`, and described in a new entry of `problems`. If the whole file
-    can't be read, all of `previous` is returned.
+    can't be read, or one of its objects has no kind or name, which may be any of `previous`, then
+    no object is missing: all of `previous` is returned, except for what is valid now.
     """
     try:
         placed_documents = read_documents(file)
@@ -217,6 +240,7 @@ def _read_file(
         problems.append(ManifestProblem(ManifestPlace(file), str(error)))
         return dict(previous)
     entries: dict[ObjectIdentity, _ManifestEntry] = {}
+    kept: dict[ObjectIdentity, _ManifestEntry] = {}
     for place, document in placed_documents:
         identity = identity_of(document)
         try:
@@ -237,9 +261,12 @@ def _read_file(
             problems.append(
                 ManifestProblem(place, f"{identity}: {error}" if identity else str(error))
             )
-            if identity is not None and identity in previous:
-                entries.setdefault(identity, previous[identity])
-    return entries
+            if identity is None:
+                kept |= previous
+            elif identity in previous:
+                kept[identity] = previous[identity]
+    # The invalid object may be another product's of the same kind and name, beside a valid one.
+    return kept | entries
 
 
 def _policy_problem(policy: EventPolicy) -> str:
@@ -289,11 +316,25 @@ def identity_of(document: object) -> ObjectIdentity | None:
     return None
 
 
-class _Loader(yaml.SafeLoader):
+class ManifestLoader(yaml.SafeLoader):
     """Loads YAML as the API server's tools do, which read a date as text."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a node's value. Raises `ConstructorError`, also where PyYAML raises other errors,
+        such as for `0x_`."""
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # Python can't print over 4,300 digits, which messages about it need
+        except (ArithmeticError, AttributeError, LookupError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(
+                None, None, f"found a value that is no {kind}", node.start_mark
+            ) from None
+        return value
 
-_Loader.yaml_implicit_resolvers = {
+
+ManifestLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -302,7 +343,7 @@ _Loader.yaml_implicit_resolvers = {
 def read_documents(file: Path) -> list[tuple[ManifestPlace, object]]:
     """Return every object in a file as it is written, with its place. Raises `UnreadableFile`."""
     try:
-        items = list(yaml.load_all(file.read_text(), _Loader))
+        items = list(yaml.load_all(file.read_text(), ManifestLoader))
     except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UnreadableFile(f"can't be read: {' '.join(str(error).split())}") from None
     return [

@@ -5,7 +5,7 @@ DATA/state.json   what runs and at which addresses, for the other commands
 DATA/names.json   which topics and groups belong to which objects (`kept_names`)
 DATA/kafka/       Kafka's directory
 DATA/issuer/      the key that signs tokens (`knafka up --require-auth`)
-DATA/logs/        one file for each process
+DATA/logs/        one file for each process (`log_name`)
 DATA/status.json  the last snapshot, at most a second old (`snapshot_file`)
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -36,9 +37,12 @@ A Broker in a namespace called `channel` has precedence.
 SUBSCRIPTION_PREFIX: Final = "subscription/"
 """Prefix of a Subscription's name where an option takes a Trigger's, too."""
 
-LOCK_TRIES: Final = 5
-"""Number of attempts to take the lock: a command that checks whether the lock is free holds it for
-a moment."""
+LONGEST_LOG_NAME: Final = 255 - len(".log.old")
+"""Characters of a log's name; a file system allows 255 bytes for a file's name."""
+
+LOCK_TRIES: Final = 100
+"""Number of attempts to take the lock while only commands hold it that check whether it is free,
+each for a moment."""
 LOCK_PAUSE: Final = 0.02
 """Seconds between two attempts."""
 
@@ -115,15 +119,17 @@ class Installation:
         on it. Creates the folder if it doesn't exist, and deletes the state and status files at the
         start and at the end.
 
-        Raises `DataFolderInUse` if another process holds the lock or the folder can't be made.
+        Raises `DataFolderInUse` if another process holds the lock, or if the folder or the lock
+        file can't be made or written.
         """
-        try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataFolderInUse(
-                f"{self.data} can't be used ({error}): choose --data-dir DIR"
-            ) from error
-        with self._lock_file.open("a") as file:
+        with contextlib.ExitStack() as stack:
+            try:
+                self.logs.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(self._lock_file.open("a"))
+            except OSError as error:
+                raise DataFolderInUse(
+                    f"{self.data} can't be used ({error}): choose --data-dir DIR"
+                ) from error
             if not _lock_with_retries(file.fileno()):
                 raise DataFolderInUse(
                     f"knafka up already runs on {self.data}{self._holder_text()}: stop it, or "
@@ -137,6 +143,7 @@ class Installation:
                 yield
             finally:
                 self._delete_state()
+                file.truncate(0)  # the pid may soon be another program's
 
     def write_state(self, state: RunningState) -> None:
         """Write the state file that other commands read; they see the old state or the new one,
@@ -172,8 +179,9 @@ class Installation:
         The process with this pid exists, since it holds the lock.
         """
         with contextlib.suppress(OSError, ValueError), self._lock_file.open() as file:
-            # If the lock can be taken, nothing runs; closing the file releases it at once.
-            if not _try_lock(file.fileno()):
+            # If the lock can be shared, nothing runs; closing the file releases it at once. A
+            # second command that asks at the same moment can share it, too.
+            if not _try_lock(file.fileno(), fcntl.LOCK_SH):
                 return int(file.read())
         return None
 
@@ -190,16 +198,34 @@ class Installation:
 
 
 def _lock_with_retries(descriptor: int) -> bool:
-    """Try `LOCK_TRIES` times to take the lock of an open file, given by its file descriptor;
-    returns whether it was taken.
+    """Take the lock of an open file, given by its file descriptor; returns whether it was taken.
 
-    Other commands hold the lock for a moment to see whether it is free.
+    Returns False at once if another `knafka up` holds the lock. Commands that check whether it is
+    free share it for a moment: then try again, `LOCK_TRIES` times at most.
     """
     for _ in range(LOCK_TRIES):
-        if _try_lock(descriptor):
+        if _try_lock(descriptor, fcntl.LOCK_EX):
             return True
+        if not _try_lock(descriptor, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         time.sleep(LOCK_PAUSE)
     return False
+
+
+def log_name(function: str, namespace: str, name: str) -> str:
+    """Return the name of the log (without `.log`) of an object's function, such as
+    `dispatcher-default.orders`.
+
+    Neither a function's name nor a namespace has a dot, so no two objects share a log. A name that
+    is too long for a file is cut and ends in a digest.
+    """
+    full_name = f"{function}-{namespace}.{name}"
+    if len(full_name) <= LONGEST_LOG_NAME:
+        return full_name
+    digest = hashlib.sha256(full_name.encode()).hexdigest()[:16]
+    # No object's name has an underscore.
+    return f"{full_name[: LONGEST_LOG_NAME - len(digest) - 1]}_{digest}"
 
 
 def replace_file(file: Path, text: str) -> None:
@@ -209,11 +235,12 @@ def replace_file(file: Path, text: str) -> None:
     unfinished.replace(file)
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, given by its file descriptor, unless another process has it.
-    Returns whether it was taken. Closing the file releases it."""
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Take the lock of an open file, given by its file descriptor, unless another process prevents
+    it: `LOCK_EX` for this process alone, or `LOCK_SH` together with others that share it. Returns
+    whether it was taken. Closing the file releases it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -3,7 +3,7 @@
 A Spark job copies dead letters from the topics into tables. Records below the offsets of
 `OffsetsInTables` are in the tables, and left out here: `dead_letter_tables` reads those. A dead
 letter that was replayed stays in its topic for some time: the record with the same event in the
-Trigger's replay topic is younger. If the event failed again, its new dead letter is younger still.
+Trigger's replay topic is younger. If the event failed again, its new dead letter names that record.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from knafka.core.dead_letter import (
     ATTRIBUTE_PREFIX,
     EDITED,
     OMITTED,
+    origin_of,
     parse_attempt_log,
     timestamp,
 )
@@ -239,8 +240,8 @@ async def read_dead_letters(
     """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
     first. `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
-    replay_times = await read_replay_times(admin, egress) if records else {}
-    return [parse_dead_letter(record, replayed_at(record, replay_times)) for record in records]
+    last_replays = await read_last_replays(admin, egress) if records else {}
+    return [parse_dead_letter(record, replayed_at(record, last_replays)) for record in records]
 
 
 async def _read_not_in_tables(
@@ -249,9 +250,7 @@ async def _read_not_in_tables(
     """Return the records among a topic's newest `limit` whose offsets `in_tables` doesn't cover,
     oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
-    if not records or not in_tables:
-        return records
-    description = await admin.describe_topic(topic)
+    description = await admin.describe_topic(topic) if records and in_tables else None
     if description is None:
         return records
     return [
@@ -292,30 +291,33 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
         raise
 
 
-ReplayTimes: TypeAlias = Mapping[bytes, int]
-"""When each event was last sent again, in ms since the Unix epoch, by a digest of the event."""
+LastReplays: TypeAlias = Mapping[bytes, tuple[int, tuple[str, int, int]]]
+"""When each event was last sent again, in ms since the Unix epoch, and the topic, partition and
+offset of that record in the replay topic; by a digest of the event."""
 
 
-async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
-    """Return when each event was last sent again to a Trigger: the time of its record in the
-    Trigger's replay topic. Raises `LogError`."""
-    times: dict[bytes, int] = {}
+async def read_last_replays(admin: LogAdmin, egress: Egress) -> LastReplays:
+    """Return when each event was last sent again to a Trigger, and where. Raises `LogError`."""
+    last: dict[bytes, tuple[int, tuple[str, int, int]]] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
         edited = dict(record.headers() or ()).get(f"ce_{EDITED}") or b""
         # A replay that edited the data has other data than the dead letter.
         digest = _event_digest(record, with_data=b"data" not in edited.split(b","))
-        times[digest] = max(times.get(digest, 0), record.timestamp()[1])
-    return times
+        replay = record.timestamp()[1], (record.topic(), record.partition(), record.offset())
+        last[digest] = max(replay, last.get(digest, replay))
+    return last
 
 
-def replayed_at(record: Record, times: ReplayTimes) -> int | None:
+def replayed_at(record: Record, last_replays: LastReplays) -> int | None:
     """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
-    wasn't sent since it failed. `times` is the result of `read_replay_times`."""
-    # Of a replay that edited the data, `times` has the digest without data.
+    wasn't sent since it failed. `last_replays` is the result of `read_last_replays`."""
+    # Of a replay that edited the data, `last_replays` has the digest without data.
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
-    # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
-    replayed = max((times[digest] for digest in digests if digest in times), default=None)
-    return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
+    replays = [last_replays[digest] for digest in digests if digest in last_replays]
+    # One of the replayed record failed after it, though its time, of another broker, may be less.
+    if not replays or max(replays)[1] == origin_of(record.headers() or []):
+        return None
+    return max(replays)[0] if max(replays)[0] >= record.timestamp()[1] else None
 
 
 def _event_digest(record: Record, *, with_data: bool) -> bytes:

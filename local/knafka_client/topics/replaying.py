@@ -26,7 +26,7 @@ from knafka_client.topics.dead_letters import (
     StoredDeadLetter,
     dead_letter_key,
     parse_dead_letter,
-    read_replay_times,
+    read_last_replays,
     read_topic,
     replayed_at,
 )
@@ -101,10 +101,10 @@ async def choose_dead_letters(
                 continue
             if all(getattr(dead_letter, name) == value for name, value in fields.items()):
                 newest_by_event[dead_letter.id, dead_letter.source] = record, dead_letter
-        replay_times = await read_replay_times(admin, egress) if newest_by_event else {}
+        last_replays = await read_last_replays(admin, egress) if newest_by_event else {}
         for record, dead_letter in newest_by_event.values():
             obstacle = _replay_obstacle(record, dead_letter)
-            if not obstacle and replayed_at(record, replay_times) is not None:
+            if not obstacle and replayed_at(record, last_replays) is not None:
                 obstacle = "sent again already, and it has not failed since"
             choices.append(ReplayChoice(egress, record, dead_letter, obstacle))
     return choices

@@ -16,7 +16,7 @@ from knafka.core.errors import KnafkaError
 from knafka.core.events.event import Event
 from knafka_client.declared import annotating, triggers
 from knafka_client.declared.manifests import DeclaredObjects, ManifestPlace, ObjectIdentity
-from knafka_client.state.installation import RunningState
+from knafka_client.state.installation import SUBSCRIPTION_PREFIX, RunningState
 from knafka_client.state.snapshot import Snapshot
 from knafka_console.model import snapshot_document
 from knafka_console.model.document import (
@@ -113,8 +113,9 @@ class InstallationConsole:
             self._egress_of(trigger), self._kafka_configuration()
         )
         report = "report" if (self._data / REPORT_FILE).exists() else ""
+        prefix = SUBSCRIPTION_PREFIX if trigger.kind == "Subscription" else ""
         commands = {
-            "Show them": f"knafka dead-letters show {trigger.id}",
+            "Show them": f"knafka dead-letters show {prefix}{trigger.id}",
             "Report on all of them": "knafka dead-letters report --open",
         }
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, commands, report)

@@ -14,6 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from pydantic import RootModel
+
+from knafka.core.documents import parse_json
+from knafka.core.errors import InvalidDocument
 from knafka_client.state.installation import replace_file
 from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY, DISPATCHER_KEY
 from knafka_operator.kafka.topics import TOPIC_ID
@@ -36,17 +40,24 @@ KEPT_ANNOTATIONS: Final = frozenset(
 """Keys of `status.annotations` that are kept; the operator sets all others again at each start."""
 
 
+class _KeptNamesFile(RootModel[dict[str, dict[str, dict[str, str]]]]):
+    """Kept annotations by cluster id and owner (`Broker default/shop`): what the file holds."""
+
+
 class KeptNames:
     """The kept names of one Kafka cluster, in `file`; without a file, in memory only."""
 
     def __init__(self, file: Path | None = None, cluster_id: str = "") -> None:
         """Read the kept names of the Kafka cluster `cluster_id`; none if `file` doesn't exist yet.
-        Raises `OSError` or `ValueError` for a file that can't be read."""
+        Raises `OSError` or `ValueError` for a file that can't be read or holds anything else."""
         self._file = file
         self._clusters: dict[str, dict[str, dict[str, str]]] = {}
-        """Kept annotations by cluster id and owner (`Broker default/shop`): what `file` holds."""
+        """What `file` holds."""
         if file is not None and file.exists():
-            self._clusters = json.loads(file.read_text())
+            try:
+                self._clusters = parse_json(_KeptNamesFile, file.read_text()).root
+            except InvalidDocument as error:
+                raise ValueError(str(error)) from None
         self._names = self._clusters.setdefault(cluster_id, {})
         """The part of `_clusters` for this Kafka cluster, kept annotations by owner: the same dict,
         so that `_write` writes its changes."""

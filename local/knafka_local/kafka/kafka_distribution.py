@@ -10,19 +10,22 @@ Not here: starting anything; see `kafka_server` and `dead_letter_jobs`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Set
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import platformdirs
 
@@ -39,6 +42,8 @@ DOWNLOAD_TIMEOUT: Final = 60
 """Seconds without a byte until a download fails; jgo's default, 10, is short for a slow proxy."""
 JAVA_TIMEOUT: Final = 30
 """Seconds for `java -version`, which takes 0.1 on an idle machine."""
+
+T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with one line of text at each step of a download."""
@@ -85,8 +90,8 @@ class KafkaDistribution:
 
     @property
     def class_path(self) -> str:
-        """The jars as Java's class path."""
-        return os.pathsep.join(map(str, self.jars))
+        """The jars as Java's class path, by absolute paths."""
+        return os.pathsep.join(str(jar.absolute()) for jar in self.jars)
 
 
 def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> KafkaDistribution:
@@ -99,6 +104,14 @@ def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> Ka
     java = find_java()
     folder = cache or platformdirs.user_cache_path("knafka") / "kafka"
     return KafkaDistribution(java, obtain_jars(pinned_jars(), folder, progress or (lambda _: None)))
+
+
+async def obtain_in_background(*, progress: Progress) -> KafkaDistribution:
+    """Do the same as `obtain`, in a thread that nobody waits for if this task is cancelled.
+
+    Not `asyncio.to_thread`: the event loop waits for such a thread when it ends.
+    """
+    return await asyncio.wrap_future(_start_daemon(partial(obtain, progress=progress)))
 
 
 def obtain_for_spark(
@@ -160,20 +173,39 @@ def obtain_jars(
         progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         fetch = download or _maven_downloader()
-        with (
-            tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
-            ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
-        ):
+        slots = threading.Semaphore(DOWNLOADS_AT_ONCE)
+
+        def fetch_in_turn(jar: Jar, scratch: Path) -> Jar:
+            """Download one jar once fewer than `DOWNLOADS_AT_ONCE` others are being downloaded."""
+            with slots:
+                return _fetch_jar(jar, folder, scratch, fetch)
+
+        # After an error, the downloads that are left end at their next use of the deleted folder.
+        with tempfile.TemporaryDirectory(
+            prefix=".fetch-", dir=folder, ignore_cleanup_errors=True
+        ) as scratch:
             unfinished = {
-                pool.submit(_fetch_jar, jar, folder, Path(scratch), fetch) for jar in missing
+                _start_daemon(partial(fetch_in_turn, jar, Path(scratch))) for jar in missing
             }
-            try:
-                _report_progress(unfinished, folder, Path(scratch), progress)
-            except BaseException:
-                # Leaving the pool's context would otherwise wait for all downloads that are left.
-                pool.shutdown(cancel_futures=True)
-                raise
+            _report_progress(unfinished, folder, Path(scratch), progress)
     return tuple(folder / jar.file_name for jar in jars)
+
+
+def _start_daemon(call: Callable[[], T]) -> Future[T]:
+    """Start a call in a thread that doesn't keep the process alive; returns the future result. The
+    threads of a `ThreadPoolExecutor` are waited for when Python ends."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from here on it can't be cancelled, only ignored
+
+    def run() -> None:
+        """Set the call's result or error."""
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _report_progress(

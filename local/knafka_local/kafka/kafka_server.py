@@ -47,6 +47,7 @@ KAFKA_JVM_FLAGS: Final = (
     "-Xmx256m",  # idle, it holds 60 MB; 1 MiB records and their batches need the rest
     "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
     "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
+    "-XX:ErrorFile=kafka.crash.log",  # a name that `_refuse_foreign_files` knows
 )
 """Flags of the node's JVM; comments name the reason."""
 
@@ -93,8 +94,8 @@ _LOGGING: Final = """\
 status = error
 appender.file.type = RollingFile
 appender.file.name = file
-appender.file.fileName = {log}
-appender.file.filePattern = {log}.%i
+appender.file.fileName = kafka.log
+appender.file.filePattern = kafka.log.%i
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %m (%c)%n%xEx
 appender.file.policies.type = Policies
@@ -105,7 +106,7 @@ appender.file.strategy.max = 1
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 """
-"""Kafka's logging configuration (log4j2): warnings and errors, to `{log}` and one older file."""
+"""Kafka's logging configuration (log4j2): warnings and errors, to kafka.log and one older file."""
 
 
 class KafkaServer:
@@ -178,7 +179,7 @@ class KafkaServer:
         self.cluster_id = _read_properties(self._meta_properties)["cluster.id"]
         for _ in range(KAFKA_START_ATTEMPTS):
             log_size_before = self._log_size()
-            self._node = await self._start_java("kafka.Kafka", str(self._server_properties))
+            self._node = await self._start_java("kafka.Kafka", self._server_properties.name)
             try:
                 await self._wait_until_ready(self._node, log_size_before)
             except BaseException:
@@ -270,7 +271,12 @@ class KafkaServer:
             )
 
     def _write_configuration(self) -> None:
-        """Write the node's properties and logging configuration, with its current ports."""
+        """Write the node's properties and logging configuration, with its current ports.
+
+        Paths are relative to the node's directory, in which it runs: an absolute one may have what
+        means something else in these files, such as a comma in `log.dirs`, or a letter that Java
+        reads as ISO-8859-1.
+        """
         addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
         _write_properties(
             self._server_properties,
@@ -288,12 +294,12 @@ class KafkaServer:
                 "listener.security.protocol.map": ",".join(
                     f"{name}:{protocol}" for name, protocol in self._protocols.items()
                 ),
-                "log.dirs": str(self._topics_directory),
+                "log.dirs": self._topics_directory.name,
                 **DEVELOPMENT_NODE,
                 **self._properties,
             },
         )
-        self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
+        self._log4j_properties.write_text(_LOGGING)
 
     async def _format(self, log_size_before: int) -> None:
         """Format the directory for a new cluster with a random id. Raises `LocalKafkaError`, with
@@ -303,7 +309,7 @@ class KafkaServer:
             "kafka.tools.StorageTool",
             "format",
             f"--cluster-id={secrets.token_urlsafe(16)}",  # `=`, since it may begin with a dash
-            f"--config={self._server_properties}",
+            f"--config={self._server_properties.name}",
             "--ignore-formatted",
             *self._format_arguments,
         )
@@ -318,14 +324,19 @@ class KafkaServer:
             )
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM that runs `main_class` of Kafka's jars, and return its process. The kernel
-        kills it when this thread ends. Raises `OSError`."""
-        java = str(self._distribution.java)
-        logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
-        command_line = (java, *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
-        environment = {"CLASSPATH": self._distribution.class_path}
+        """Start a JVM that runs `main_class` of Kafka's jars in the node's directory, and return
+        its process. The kernel kills it when this thread ends. Raises `OSError`."""
+        java = str(self._distribution.java.absolute())  # JAVA_HOME may be a relative path
+        logging = f"-Dlog4j2.configurationFile={self._log4j_properties.name}"
         return await Child.start(
-            Command(command_line, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)
+            Command(
+                (java, *KAFKA_JVM_FLAGS, logging, main_class, *arguments),
+                self.log_file,
+                # In a locale that isn't UTF-8, Java can't use a directory with other letters.
+                {"CLASSPATH": self._distribution.class_path, "LC_ALL": "C.UTF-8"},
+                self.directory,
+                stop_timeout=KAFKA_STOP_TIMEOUT,
+            )
         )
 
     async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:

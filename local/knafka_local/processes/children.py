@@ -34,7 +34,7 @@ STEADY_RUN_TIME: Final = 10.0
 LAST_OUTPUT_TIMEOUT: Final = 1.0
 """Seconds to read the output that a child wrote before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
-"""A log file that is larger when a child starts becomes `NAME.old.log`, and a new one begins."""
+"""A log file that is larger when a child starts becomes `NAME.log.old`, and a new one begins."""
 LONGEST_LINE: Final = 8192
 """Bytes of one printed line that are shown; the log file has all of it."""
 OUTPUT_CHUNK_BYTES: Final = 64 * 1024
@@ -86,12 +86,13 @@ class Child:
         """Start the command; `show` is called with each line that it prints to stdout (None: all of
         its output goes only to the log).
 
-        Raises `OSError` if the program can't be run. The thread that calls this must live as long
+        Raises `OSError` if the program can't be run, and `ValueError` if the command, its folder or
+        its environment has a null byte. The thread that calls this must live as long
         as the child does (see `die_with_parent`).
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
         if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
-            command.log.replace(command.log.with_suffix(".old.log"))
+            command.log.replace(command.log.with_suffix(".log.old"))
         with command.log.open("ab") as log, contextlib.ExitStack() as stack:
             stdout, output = log, None
             if show is not None:
@@ -156,7 +157,10 @@ _CHILD_ENVIRONMENT = {
 
 async def _forward_output(pipe: int, log: Path, show: Say) -> None:
     """Copy what a child prints from the descriptor `pipe` to its log file, and call `show` with
-    each whole line, until the pipe is closed."""
+    each whole line, until the pipe is closed.
+
+    Output that can't be written or shown is dropped: a child must be able to print on.
+    """
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
@@ -164,11 +168,14 @@ async def _forward_output(pipe: int, log: Path, show: Say) -> None:
     with contextlib.closing(transport), log.open("ab", buffering=0) as file:
         incomplete_line = b""
         while data := await reader.read(OUTPUT_CHUNK_BYTES):
-            file.write(data)
+            with contextlib.suppress(OSError):  # the disk is full, perhaps for a moment
+                file.write(data)
             *lines, incomplete_line = (incomplete_line + data).split(b"\n")
             incomplete_line = incomplete_line[:LONGEST_LINE]  # bounds our memory
             for line in lines:
-                show(line[:LONGEST_LINE].decode(errors="replace"))
+                # The terminal may be gone, or its encoding may lack a character (a ValueError).
+                with contextlib.suppress(OSError, ValueError):
+                    show(line[:LONGEST_LINE].decode(errors="replace"))
 
 
 class Runnable(Protocol):
@@ -189,8 +196,8 @@ class Supervised:
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
         """Start the process in a task, at once; this needs a running event loop.
 
-        The function `start` starts the process and returns it. If it raises `OSError` or
-        `KnafkaError`, it is called again after the backoff. `name` and `say` are for messages to
+        The function `start` starts the process and returns it. If it raises `OSError`, `ValueError`
+        or `KnafkaError`, it is called again after the backoff. `name` and `say` are for messages to
         the user about each end of the process.
         """
         self._name = name
@@ -220,7 +227,7 @@ class Supervised:
         """Run the process until it ends by itself; returns how it ended, as part of a sentence."""
         try:
             process = await self._start()
-        except (OSError, KnafkaError) as error:
+        except (OSError, ValueError, KnafkaError) as error:  # a null byte is a ValueError
             return f"can't be started: {error}"
         try:
             return describe_exit(await process.wait())

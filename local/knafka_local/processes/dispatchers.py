@@ -30,6 +30,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.tokens.caller_tokens import CALLERS
 from knafka_client.sockets import HOST, listen, port_of
+from knafka_client.state.installation import log_name
 from knafka_local.processes.children import Child, Command, describe_exit
 from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
@@ -61,8 +62,9 @@ class _DispatcherFunction:
         """Return the dispatcher of one Trigger or Subscription."""
         contract = json.dumps(documents.dump(egress), sort_keys=True)
         # A Subscription may have the name of a Trigger.
-        prefix = "subscription" if egress.kind == "Subscription" else "dispatcher"
-        return cls(f"{prefix}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
+        function = "subscription" if egress.kind == "Subscription" else "dispatcher"
+        log = log_name(function, egress.namespace, egress.trigger)
+        return cls(log, settings.EGRESS, contract)
 
     @classmethod
     def for_shard(cls, shard: Shard) -> _DispatcherFunction:
@@ -74,7 +76,7 @@ class _DispatcherFunction:
     def for_sensor(cls, sensor: SensorContract) -> _DispatcherFunction:
         """Return the function that evaluates one Sensor."""
         contract = json.dumps(documents.dump(sensor), sort_keys=True)
-        log = f"sensor-{sensor.namespace}-{sensor.name}"
+        log = log_name("sensor", sensor.namespace, sensor.name)
         return cls(log, settings.SENSOR, contract, "knafka.sensor")
 
 

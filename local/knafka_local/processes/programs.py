@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from watchfiles import awatch
+from watchfiles import DefaultFilter
 
 from knafka.core.errors import InvalidDocument
 from knafka_client.sockets import HOST, free_port, is_port_open
+from knafka_client.state.installation import log_name
 from knafka_local.processes.children import Child, Command, Say, Supervised, describe_exit
+from knafka_local.watching import FolderWatcher
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 
@@ -28,10 +30,6 @@ PROGRAM_STOP_TIMEOUT: Final = 1.0
 """Seconds from SIGTERM to SIGKILL; short, as nobody waits for a stopped program's answers."""
 PORT_POLL_INTERVAL: Final = 0.05
 """Seconds between two checks whether a port is open."""
-SOURCES_DEBOUNCE_MS: Final = 400
-"""Milliseconds for which changes of source files are collected at most, before a restart."""
-SOURCES_QUIET_MS: Final = 50
-"""Milliseconds without a further change after which collected changes are handled."""
 
 Identity: TypeAlias = tuple[str, str]
 """Namespace and name of a Service."""
@@ -56,9 +54,10 @@ class Program:
     def source_files(self) -> Iterator[Path]:
         """Yield the existing files that the command names by relative paths."""
         for argument in self.arguments:
-            file = Path(os.path.normpath(self.folder / argument))
-            if not Path(argument).is_absolute() and file.is_file():
-                yield file
+            file = os.path.normpath(self.folder / argument)
+            # `Path.is_file` raises `OSError` for an argument that is too long for a file's name.
+            if not Path(argument).is_absolute() and os.path.isfile(file):
+                yield Path(file)
 
 
 def program_of(service: Service, folder: Path) -> Program:
@@ -92,6 +91,7 @@ class Programs:
         """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         """The command and the process of each program that is kept running, by Service."""
+        self._watcher = FolderWatcher("source files of Services", say)
         self._programs_changed = asyncio.Event()
         """Set when a program was started or stopped: then other source files are to be
         watched."""
@@ -142,24 +142,23 @@ class Programs:
             if not folders:
                 await self._programs_changed.wait()
                 continue
-            changes = awatch(  # it ends when another program is started or one is stopped
-                *folders,
-                stop_event=self._programs_changed,
-                recursive=False,
-                debounce=SOURCES_DEBOUNCE_MS,
-                step=SOURCES_QUIET_MS,
+            changes = self._watcher.changes(  # ends when a program is started or stopped
+                folders, DefaultFilter(), self._programs_changed
             )
-            async for changed in changes:
-                changed_files = {Path(path) for _, path in changed}
-                await self._restart_changed(changed_files)
+            async for changed_paths in changes:
+                await self._restart_changed(changed_paths)
 
-    async def _restart_changed(self, changed_files: set[Path]) -> None:
+    async def _restart_changed(self, changed_paths: set[Path]) -> None:
         """Restart every program whose sources include a changed file: a file that its command
-        names, or a file beside it with the same suffix."""
+        names, or a file beside it with the same suffix. A changed folder stands for its files."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 source_kinds = {(file.parent, file.suffix) for file in program.source_files()}
-                if any((path.parent, path.suffix) in source_kinds for path in changed_files):
+                folders = {folder for folder, _ in source_kinds}
+                if any(
+                    path in folders or (path.parent, path.suffix) in source_kinds
+                    for path in changed_paths
+                ):
                     self._say(
                         f"Service {'/'.join(service)}: its source has changed, so it starts anew"
                     )
@@ -175,7 +174,7 @@ class Programs:
     async def _start_program(self, service: Identity, program: Program) -> None:
         """Start a program and keep it running. As in Knative, the variable PORT tells the program
         the port of its Service."""
-        log = self._logs / f"service-{service[0]}-{service[1]}.log"
+        log = self._logs / f"{log_name('service', *service)}.log"
         port = self._port(service)
         command = Command(
             program.arguments,
