@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ BATCH_RECORDS: Final = 1_000_000
 
 TIMELINE_DAYS: Final = 30.0
 """Days that the timeline of a report covers, by default."""
+
+MAX_DAYS: Final = 365_000
+"""Largest number of days that an option may go back: a thousand years, which a date allows."""
 
 SHOWN_FIRINGS: Final = 20
 """Firings that a backtest prints, by default."""
@@ -148,25 +152,36 @@ def _parse_trace_url(text: str) -> str:
     return text
 
 
-def _positive_parser(number_type: Callable[[str], N]) -> Callable[[str], N]:
-    """Return a function that parses a number above 0 of this type, int or float."""
+def positive_parser(number_type: Callable[[str], N], most: float = math.inf) -> Callable[[str], N]:
+    """Return a function that parses a finite number of this type, int or float, that is above 0 and
+    at most `most`."""
 
     # The function's name is in argparse's message: "invalid number value".
     def number(text: str) -> N:
-        """Parse a number. Raises `ArgumentTypeError` unless it is above 0, and `ValueError` if the
-        text is no number."""
+        """Parse a number. Raises `ArgumentTypeError` unless it is in the range, and `ValueError` if
+        the text is no number."""
         if not (value := number_type(text)) > 0:  # not `<= 0`, which NaN would pass
             raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
-        return value
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is too large: give at most {most:,}")
+        return _check_finite(value, text)
 
     return number
 
 
 def _parse_not_negative(text: str) -> float:
-    """Parse a number that is at least 0. Raises `ArgumentTypeError`, and `ValueError` if it is no
-    number."""
+    """Parse a finite number that is at least 0. Raises `ArgumentTypeError`, and `ValueError` if it
+    is no number."""
     if not (value := float(text)) >= 0:  # not `< 0`, which NaN would pass
         raise argparse.ArgumentTypeError(f"{text!r} is too small: give 0 or more")
+    return _check_finite(value, text)
+
+
+def _check_finite(value: N, text: str) -> N:
+    """Return the number `value`, parsed from `text`. Raises `ArgumentTypeError` if it is
+    infinite."""
+    if value == math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: give a finite number")
     return value
 
 
@@ -212,22 +227,22 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "batch-records": {
         "help": "dead letters that are read and stored at a time (default: %(default)s)",
-        "type": _positive_parser(int),
+        "type": positive_parser(int),
         "default": BATCH_RECORDS,
     },
     "forget-resolved-days": {
         "help": "delete failures and their records this many days after they were resolved "
         "(default: never)",
-        "type": _positive_parser(int),
+        "type": positive_parser(int, MAX_DAYS),
     },
     "forget-unresolved-days": {
         "help": "delete unresolved failures and their records this many days after they last "
         "failed: they can no longer be replayed (default: never)",
-        "type": _positive_parser(int),
+        "type": positive_parser(int, MAX_DAYS),
     },
     "days": {
         "help": "days that the report's timeline covers (default: %(default)s)",
-        "type": _positive_parser(float),
+        "type": positive_parser(float, MAX_DAYS),
         "default": TIMELINE_DAYS,
     },
     "engine": {
@@ -260,7 +275,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "rate": {
         "help": "send at most this many events a second (default: no limit)",
-        "type": _positive_parser(float),
+        "type": positive_parser(float),
     },
     "set-attribute": {
         "help": "send events with this value of an attribute; can be repeated",
@@ -300,7 +315,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "events-until": {"help": "use only events before this time", "type": parse_moment_or_age},
     "limit": {
         "help": "number of firings to print (default: %(default)s)",
-        "type": _positive_parser(int),
+        "type": positive_parser(int),
         "default": SHOWN_FIRINGS,
     },
     "output": {"help": "folder or URI where a new Delta table of all firings is written"},

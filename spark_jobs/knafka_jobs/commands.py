@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from knafka_jobs.backtest.backtest_run import (
     TimeSpan,
@@ -24,12 +25,14 @@ from knafka_jobs.backtest.backtest_run import (
 from knafka_jobs.command_options import CompactOptions, EngineName, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_leftovers
 from knafka_jobs.event_edits import EventEdits
+from knafka_jobs.forget import delete_failures, expired_failures
 from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.purge_run import purge, purgeable
+from knafka_jobs.replay.replay_plan import select_failures
 from knafka_jobs.replay.replay_run import preview, replay
 from knafka_jobs.replay.runs import finished_event_count
 from knafka_jobs.report.report_command import report_without_spark, write_report
@@ -74,14 +77,23 @@ def run_in_session(spark: SparkSession, arguments: Namespace, progress: Progress
 
     Raises `KnafkaError`.
     """
-    with explain_spark_errors("Spark"):
-        if arguments.command == BACKTEST:
+    if arguments.command == BACKTEST:
+        with explain_spark_errors("Spark"):
             return _run_backtest(arguments, spark, progress)
-        tables = Tables(spark, arguments.tables)
+    with _opened_tables(spark, arguments.tables) as tables:
+        return _COMMANDS[arguments.command](arguments, tables, progress)
+
+
+@contextlib.contextmanager
+def _opened_tables(spark: SparkSession, root: str) -> Iterator[Tables]:
+    """Open the tables below `root`, and remove at the end the rows that Spark has kept meanwhile.
+    Raises `JobError`, also for Spark's errors inside."""
+    with explain_spark_errors("Spark"):
+        tables = Tables(spark, root)
         tables.check_layouts()
         kept_rows.use_folder(spark, tables.root)
         try:
-            return _COMMANDS[arguments.command](arguments, tables, progress)
+            yield tables
         finally:
             kept_rows.remove_own(spark)
 
@@ -93,6 +105,27 @@ def store_file(spark: SparkSession, root: str, file: Path, name: str) -> None:
         stream = system.create(target, True)
         stream.write(bytearray(file.read_bytes()))
         stream.close()
+
+
+def delete_expired(spark: SparkSession, arguments: Namespace, now: datetime) -> int:
+    """Delete the failures of a Broker whose retention has ended by `now`; returns how many.
+
+    `arguments` has the Broker, the tables, and for how many hours resolved and unresolved failures
+    are kept (None: for ever). The last day of a retention (in UTC) is kept whole. Raises
+    `JobError`.
+    """
+    resolved_before, unresolved_before = (
+        None if hours is None else (now - timedelta(hours=hours)).date()
+        for hours in (arguments.resolved_hours, arguments.unresolved_hours)
+    )
+
+    def choose(failures: DataFrame) -> DataFrame:
+        """Return the Broker's failures whose retention has ended."""
+        own_failures = select_failures(failures, FailureSelection(broker=arguments.broker))
+        return expired_failures(own_failures, resolved_before, unresolved_before)
+
+    with _opened_tables(spark, arguments.tables) as tables, tables.locked():
+        return delete_failures(tables, choose, partial(fold_leftovers, tables))
 
 
 def sent_event_count(spark: SparkSession, arguments: Namespace) -> int | None:

@@ -6,7 +6,7 @@ every event of a replay.
     {"type": "order.v2", "knafkaedited": "type,data", ...}, {"total": 12}
 
 The dead letter stays as it is. `id` and `source` can't be edited, as they name the event. In JSON
-data everything but the edited member stays byte for byte, except for whitespace around it. Pure.
+data everything but the edited value stays byte for byte. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -34,10 +34,22 @@ _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 """A token that may name an element of an array: no leading zeros (RFC 6901), and no more digits
 than an array of an event could need."""
 
-# Members, elements and values are kept as the bytes of the JSON that they had (`Raw`).
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_find_surrogate = re.compile("[\ud800-\udfff]").search
+"""Finds a character that no text has: Python's stand-in for a byte that isn't UTF-8."""
+
+_WHITESPACE: Final = b" \t\r\n"
+"""The whitespace of JSON."""
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+"""Matches a string in valid JSON."""
+_find_structure = re.compile(_STRING + rb"|[{}\[\],]").finditer
+"""Finds the brackets and commas of valid JSON, and its strings, which may contain such characters,
+too."""
+_match_name = re.compile(rb"[ \t\r\n]*(" + _STRING + rb")[ \t\r\n]*:").match
+"""Matches the name of a member, up to the colon."""
+
+_decode_name = msgspec.json.Decoder(str).decode
 _decode_value = msgspec.json.Decoder(msgspec.Raw).decode
+"""Checks JSON, and returns its bytes (`Raw`)."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -179,37 +191,101 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
         raise CannotEdit("the data are nested too deep") from None
 
 
-def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
-    """Return the JSON `document` with `value` (JSON) at the place that `pointer` names. Raises
-    `CannotEdit` if the document has no such place, and the decoder's errors if it is no JSON."""
+def _set_value(document: bytes, pointer: Pointer, value: bytes) -> bytes:
+    """Return the JSON `document` with `value` (JSON) at the place that `pointer` names; all other
+    bytes stay as they are. Raises `CannotEdit` if the document has no such place, and the decoder's
+    errors if it is no JSON."""
     _decode_value(document)  # raises if the document is not JSON
-    if not pointer:
-        return value
-    token, further = pointer[0], pointer[1:]
-    match document.lstrip(b" \t\r\n")[:1]:
-        case b"{":
-            members = _decode_members(document)
-            if further and token not in members:
-                raise CannotEdit(f"the data have no member {token!r:.80}")
-            inner = bytes(members.get(token, b"null"))  # a new member replaces `null`
-            members[token] = msgspec.Raw(_set_value(inner, further, value))
-            return _encode(members)
-        case b"[":
-            elements = _decode_elements(document)
-            if token == "-" and not further:
-                return _encode([*elements, msgspec.Raw(value)])
-            if not (_INDEX.fullmatch(token) and int(token) < len(elements)):
-                raise CannotEdit(f"the data have no element {token!r:.80}")
-            index = int(token)
-            elements[index] = msgspec.Raw(_set_value(bytes(elements[index]), further, value))
-            return _encode(elements)
-        case _:
+    start, end = _trimmed(document, 0, len(document))
+    for depth, token in enumerate(pointer):
+        bracket = document[start : start + 1]
+        if bracket not in (b"{", b"["):
             raise CannotEdit(f"the data have no member {token!r:.80}")
+        members = _members(document, start, end)
+        is_last = depth + 1 == len(pointer)
+        if bracket == b"{":
+            place = _find_member(members, token)
+            if place is None and not is_last:
+                raise CannotEdit(f"the data have no member {token!r:.80}")
+            name = _encode(token) + b":"
+        else:
+            place = None if token == "-" and is_last else _find_element(members, token)
+            name = b""
+        if place is None:
+            end_of_last = members[-1].end if members else start + 1
+            comma = b"," if members else b""
+            return document[:end_of_last] + comma + name + value + document[end_of_last:]
+        start, end = place.start, place.end
+    if _without_spaces(document[start:end]) == _without_spaces(value):
+        return document
+    return document[:start] + value + document[end:]
+
+
+class _Member(NamedTuple):
+    """The place of a member of a JSON object, or of an element of an array, in a document."""
+
+    name: bytes
+    """The member's name as JSON; empty for an element."""
+    start: int
+    end: int
+    """The bytes of the value, without whitespace around it."""
+
+
+def _members(document: bytes, start: int, end: int) -> list[_Member]:
+    """Return the members of the object, or the elements of the array, whose JSON is
+    `document[start:end]`, in their order."""
+    members = []
+    level = 0
+    member_start = start + 1
+    for match in _find_structure(document, start, end):
+        mark = match[0]
+        if mark in (b"{", b"["):
+            level += 1
+        elif mark in (b"}", b"]"):
+            level -= 1
+        if level == 0 or (level == 1 and mark == b","):
+            name = _match_name(document, member_start, match.start())
+            value_start = name.end() if name else member_start
+            place = _trimmed(document, value_start, match.start())
+            if place[0] < place[1]:  # else the brackets are empty
+                members.append(_Member(name[1] if name else b"", *place))
+            member_start = match.end()
+    return members
+
+
+def _find_member(members: Sequence[_Member], token: str) -> _Member | None:
+    """Return the member of an object that has this name; None if there is none. Raises
+    `CannotEdit` if several have it, as readers differ in which one counts."""
+    named = [member for member in members if _decode_name(member.name) == token]
+    if len(named) > 1:
+        raise CannotEdit(f"the data have {len(named)} members {token!r:.80}")
+    return named[0] if named else None
+
+
+def _find_element(members: Sequence[_Member], token: str) -> _Member:
+    """Return the element of an array at the index `token`. Raises `CannotEdit`."""
+    if not (_INDEX.fullmatch(token) and int(token) < len(members)):
+        raise CannotEdit(f"the data have no element {token!r:.80}")
+    return members[int(token)]
+
+
+def _trimmed(document: bytes, start: int, end: int) -> tuple[int, int]:
+    """Return the bounds of `document[start:end]` without whitespace around it."""
+    text = document[start:end].lstrip(_WHITESPACE)
+    return end - len(text), end - len(text) + len(text.rstrip(_WHITESPACE))
+
+
+def _without_spaces(value: bytes) -> bytes:
+    """Return a JSON value without whitespace between its tokens."""
+    return msgspec.json.format(value, indent=-1)
 
 
 def _split(text: str, expected_form: str) -> tuple[str, str]:
     """Split a text at its first equals sign, and return the parts before and after it. Raises
-    `ValueError`, whose text names `expected_form`, if there is no equals sign."""
+    `ValueError`, whose text names `expected_form`, if there is no equals sign, or if the text is
+    none, as of a command line that isn't in UTF-8."""
+    if _find_surrogate(text):
+        raise ValueError(f"{text!r:.80} is not UTF-8")
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r:.80} is not {expected_form}")

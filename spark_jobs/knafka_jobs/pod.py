@@ -21,14 +21,14 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from knafka.core.documents import explain_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
-from knafka_jobs.command_options import OPTIONS, parser
+from knafka_jobs.command_options import MAX_DAYS, OPTIONS, parser, positive_parser
 from knafka_jobs.job_errors import error_in_one_line
 from knafka_jobs.spark_launch import (
     EXECUTOR_TEMPLATE_FILE,
@@ -129,7 +129,8 @@ def _pod_parser() -> argparse.ArgumentParser:
                 subcommand.add_argument(f"--{name}", default="", help=help_text)
             for name in ("resolved", "unresolved"):
                 help_text = f"hours for which {name} failures are kept (default: for ever)"
-                subcommand.add_argument(f"--{name}-hours", type=float, help=help_text)
+                hours = positive_parser(float, 24 * MAX_DAYS)
+                subcommand.add_argument(f"--{name}-hours", type=hours, help=help_text)
         else:
             help_text = "failures to select: a JSON object of the selecting options and `ids`"
             subcommand.add_argument("--select", type=json.loads, default={}, help=help_text)
@@ -229,15 +230,11 @@ def _purge_and_report(
 ) -> dict[str, Any]:
     """Delete failures whose retention has ended by `started`, and write the report if `--report` is
     given. Returns the fields `purged` and `report` of the answer, each only if it was done."""
+    from knafka_jobs import commands
+
     answer: dict[str, Any] = {}
-    for hours, purge_options in (
-        (arguments.resolved_hours, ()),
-        (arguments.unresolved_hours, ("--unresolved",)),
-    ):
-        if hours is not None:
-            until = (started - timedelta(hours=hours)).isoformat()
-            purged = run_command("purge", "--until", until, *purge_options)["purged"]
-            answer["purged"] = answer.get("purged", 0) + purged
+    if arguments.resolved_hours is not None or arguments.unresolved_hours is not None:
+        answer["purged"] = commands.delete_expired(spark, arguments, started)
     if arguments.report:
         answer["report"] = _write_report(arguments, started, spark, run_command)
     return answer

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, NamedTuple, TypeAlias
 
 from knafka.core import names
 
 LOG_SEPARATOR: Final = "~"
 """Separates a topic's id, which never contains it, from the number of a later log (`log_id`)."""
+
+MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
+"""Time by which the clocks of two machines may differ, such as those of two Kafka brokers, whose
+times the records of their partitions have."""
 
 
 class BrokerName(NamedTuple):

@@ -40,7 +40,7 @@ def test_a_dry_run_shows_events_before_and_after_and_counts_what_cannot_be_edite
     assert code == 0, lines
     shown = lines.index("order e0 from /shop")
     assert sorted(lines[shown + 1 : shown + 6]) == [
-        '  + data: {"total":1}',
+        '  + data: {"total": 1}',
         "  + knafkaedited: type,data",
         "  + type: order.v2",
         '  - data: {"total": "1"}',

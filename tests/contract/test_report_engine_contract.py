@@ -95,9 +95,9 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(
         {"code": None, "reason": "timeout"},
     )
     engine = counted(open_engine())
-    engine.derive("sums", report_plan.sums(ago(2), engine.dialect), repeated=True)
+    engine.derive("sums", report_plan.SUMS, repeated=True)
     (told,) = [row for row in engine.query(report_plan.GROUPS) if row["code"] == 503]
-    sums = {"events": 3, "failures": 6, "unresolved": 1, "resolved": 1, "retries": 11}
+    sums = {"events": 3, "failures": 6, "unresolved": 1, "retries": 11}
     times = {"first_seen": ago(50), "last_seen": ago(3), "oldest_unresolved": ago(30)}
     assert told == {**dict(zip(GROUP, MAIL, strict=True)), **sums, **times}
 
@@ -172,7 +172,7 @@ def test_the_most_frequent_values_come_first_and_are_few(
 ) -> None:
     store_failures(tables, *({"type": name} for name in "aabbbcdefg"), {"type": None})
     engine = counted(open_engine())
-    engine.derive("sums", report_plan.sums(None, engine.dialect), repeated=True)
+    engine.derive("sums", report_plan.SUMS, repeated=True)
     told = [(row["value"], row["events"]) for row in engine.query(report_plan.top_values("type"))]
     assert told == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 
@@ -265,6 +265,27 @@ def test_what_failed_again_is_counted_since_the_last_report(
     engine = counted(open_engine())
     for before, events in ((ago(10), 1), (None, 2)):
         (row,) = engine.query(report_plan.events_failed_again(before, engine.dialect))
+        assert row == {**dict(zip(GROUP, MAIL, strict=True)), "events": events}
+
+
+def test_what_was_resolved_is_counted_since_the_last_report_also_if_it_was_sent_before(
+    tables: Tables, open_engine: Opens
+) -> None:
+    usual = {"outcome": "resolved", "judged": ago(5), "sent": ago(20)}
+    store(
+        tables,
+        "sent",
+        SENT,
+        {**usual, "failure_id": "f0"},
+        {**usual, "failure_id": "f1", "judged": ago(15)},
+        {**usual, "failure_id": "f2", "outcome": "failed-again"},
+        {**usual, "failure_id": "f3"},
+    )
+    failed_since: dict[str, Any] = {"resolved": None}
+    store_failures(tables, *({"resolved": ago(20)} for _ in range(3)), failed_since)
+    engine = counted(open_engine())
+    for before, events in ((ago(10), 1), (None, 2)):
+        (row,) = engine.query(report_plan.events_resolved(before, engine.dialect))
         assert row == {**dict(zip(GROUP, MAIL, strict=True)), "events": events}
 
 

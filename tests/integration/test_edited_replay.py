@@ -56,7 +56,7 @@ def test_edited_events_are_sent_and_what_cannot_be_edited_is_counted_and_stays(
         for partition, span in topic.spans.items()
         for record in log.messages((topic.id, partition), span)
     ]
-    assert {record.value() for record in records} == {b'{"total":2}'}
+    assert {record.value() for record in records} == {b'{"total": 2}'}
     for record in records:
         headers = dict(record.headers() or ())
         assert headers.pop(REPLAY).startswith(done.replay_id.encode())

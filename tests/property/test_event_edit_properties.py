@@ -104,6 +104,40 @@ def test_numbers_beside_the_edited_one_stay_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "edit", "edited"),
+    [
+        (b'{"a":1,"a":2,"b":3}', "/b=4", b'{"a":1,"a":2,"b":4}'),
+        (b'{"a\\u0062":1,"b":3}', "/b=4", b'{"a\\u0062":1,"b":4}'),
+        (b'{"a\\u0062":1,"b":3}', "/ab=4", b'{"a\\u0062":4,"b":3}'),
+        (
+            b'{"k\\/x" : "}],\\"" ,\n "b": [ 3 , "]" ] }',
+            "/b/0=4",
+            b'{"k\\/x" : "}],\\"" ,\n "b": [ 4 , "]" ] }',
+        ),
+        (b' {"b": {} } ', "/b/c=4", b' {"b": {"c":4} } '),
+        (b'{"b": [ ]}', "/b/-=4", b'{"b": [4 ]}'),
+        (b'{"b": [ "," ]}', "/b/-=x", b'{"b": [ ",","x" ]}'),
+        (b'{ "b" : 3 }', "/c=4", b'{ "b" : 3,"c":4 }'),
+        (b" [1] ", "=2", b" 2 "),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_all_bytes_but_those_of_the_edited_value_stay(
+    data: bytes, edit: str, edited: bytes
+) -> None:
+    assert EventEdits.parse(set_data=[edit]).edit(Event(EVENT.attributes, data)).data == edited
+
+
+@pytest.mark.parametrize(
+    "edit", ["/b=3", '/c={"d":[1,2]}', "/e/0=x", '={"b":3,"c":{"d":[1,2]},"e":["x"]}']
+)
+def test_data_that_have_the_value_already_are_not_edited(edit: str) -> None:
+    data = b'{"b": 3, "c": {"d": [1, 2]}, "e": ["x"]}'
+    event = Event(EVENT.attributes, data)
+    assert EventEdits.parse(set_data=[edit]).edit(event) == event
+
+
+@pytest.mark.parametrize(
     ("data", "pointer", "problem"),
     [
         (b"no json", "/n=1", "not JSON"),
@@ -115,6 +149,8 @@ def test_numbers_beside_the_edited_one_stay_as_they_are_written() -> None:
         (b"[1]", "/00=1", "no element '00'"),
         (b"[1, 2, 3, 4, 5, 6]", "/0000000005=1", "no element '0000000005'"),
         (b"3", "/n=1", "no member 'n'"),
+        (b'{"n": 1, "\\u006e": 2}', "/n=1", "2 members 'n'"),
+        (b'{"n": {}, "n": {}}', "/n/x=1", "2 members 'n'"),
         (b"[" * 100_000 + b"]" * 100_000, "/0=1", "nested too deep"),
     ],
     ids=lambda value: repr(value)[:20],
@@ -145,6 +181,8 @@ def test_an_edit_that_makes_an_invalid_event_is_no_edit() -> None:
         ((), ["id"]),
         ((), (), ["n=1"]),
         ((), (), ["/n"]),
+        ((), (), ["/n=\udcff"]),
+        ((), (), ["/\udcff=1"]),
     ],
     ids=str,
 )
@@ -166,7 +204,7 @@ def test_the_event_of_a_dead_letter_is_edited_and_says_so_with_what_travels_besi
     ]
     edits = EventEdits.parse(["type=t.v2"], ["old"], ["/n=2", "/who=Ann"])
     edited, value = edited_record(edits, headers, b'{"n": 1}')
-    assert value == b'{"n":2,"who":"Ann"}'
+    assert value == b'{"n": 2,"who":"Ann"}'
     assert dict(edited) == {
         **{"ce_specversion": b"1.0", "ce_id": b"1", "ce_source": b"/s", "ce_type": b"t.v2"},
         **{"content-type": b"application/json", "ce_knafkaedited": b"subject,type,old,data"},

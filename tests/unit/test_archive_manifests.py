@@ -18,7 +18,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_jobs import pod, spark_launch
 from knafka_operator.archives import manifests
-from knafka_operator.archives.model import ARCHIVE, DeadLetterArchive
+from knafka_operator.archives.model import ARCHIVE, MAX_DAYS, DeadLetterArchive
 from knafka_operator.archives.runs import parse_run_report
 from knafka_operator.installation.naming import NameKind, Naming
 from knafka_operator.model.sensors import KNAFKA
@@ -98,6 +98,22 @@ def test_the_job_says_all_that_its_pod_has_to_do() -> None:
     assert (given.keep_hours, given.days, given.report) == (48, 7, True)
     assert (given.resolved_hours, given.unresolved_hours) == (720, None)
     assert container(made)["image"] == "knafka-jobs:1"
+
+
+def test_the_longest_retention_and_timeline_are_what_a_pod_takes() -> None:
+    longest = {"resolved": f"P{MAX_DAYS}D", "unresolved": f"P{MAX_DAYS}D"}
+    spec = {**CLAIM, "retention": longest, "report": {"schedule": "0 6 * * *", "days": MAX_DAYS}}
+    made = manifests.job_manifest(
+        archive(**spec), 7, "group", "kafka:9092", ("keys", "1"), WITH_IMAGE, report=True
+    )
+    words = container(dict(made))["args"]
+    given = pod._pod_parser().parse_args(words)
+    assert (given.resolved_hours, given.unresolved_hours) == (24 * MAX_DAYS, 24 * MAX_DAYS)
+    assert given.days == MAX_DAYS
+    for option in ("--resolved-hours", "--unresolved-hours", "--keep-hours", "--days"):
+        for value in ("inf", "nan", "1e400"):
+            with pytest.raises(SystemExit):
+                pod._pod_parser().parse_args([*words, option, value])
 
 
 def report_arguments(address: str, **report: Any) -> dict[str, str]:
@@ -294,6 +310,15 @@ def test_what_no_two_places_share_tells_them_apart() -> None:
         (
             {**CLAIM, "retention": {"resolved": "P2D", "unresolved": "P1D"}},
             "spec.retention.resolved: is longer than that of unresolved failures",
+        ),
+        ({**CLAIM, "retention": {"resolved": "P3000Y"}}, "spec.retention.resolved: invalid value"),
+        (
+            {**CLAIM, "retention": {"unresolved": f"P{MAX_DAYS + 1}D"}},
+            f"spec.retention.unresolved: invalid value: want at most P{MAX_DAYS}D",
+        ),
+        (
+            {**CLAIM, "report": {"schedule": "0 6 * * *", "days": MAX_DAYS + 1}},
+            "spec.report.days",
         ),
         ({**CLAIM, "executors": -1}, "spec.executors"),
         ({**CLAIM, "resources": {"limits": {"cpu": 1}}}, "spec.resources.limits"),

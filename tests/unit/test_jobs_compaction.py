@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
+from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compact import compact_plan
@@ -23,12 +24,12 @@ from knafka_jobs.compact.compact_plan import (
     fold_several,
     merge_clauses,
     next_offsets,
-    records_of,
     repeated_keys,
     with_summary,
 )
 from knafka_jobs.compact.compact_run import fold, fold_records
 from knafka_jobs.compact.reading import LOGS
+from knafka_jobs.compact.record_rows import dead_letter_topic_of, records_of
 from knafka_jobs.failure_selection import REPLAYABLE
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
@@ -45,7 +46,8 @@ KAFKA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
-TOPIC = "knafka-dead-letters-shop-main-mail-0123456789"
+TOPIC = names.dead_letter_topic("shop", "main", "mail")
+BROKER_TOPIC = names.broker_dead_letter_topic("shop", "main")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -53,9 +55,9 @@ def at(second: float) -> datetime:
     return datetime.fromtimestamp(NOON.timestamp() + second, UTC)
 
 
-def kafka(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+def kafka(spark: SparkSession, *rows: tuple[Any, ...], topic: str = TOPIC) -> DataFrame:
     """Rows as Spark's Kafka source gives them: headers, value, offset."""
-    values = [(b"k", value, TOPIC, 0, offset, NOON, headers) for headers, value, offset in rows]
+    values = [(b"k", value, topic, 0, offset, NOON, headers) for headers, value, offset in rows]
     return spark.createDataFrame(values, KAFKA)
 
 
@@ -193,6 +195,46 @@ def test_garbage_is_kept_as_an_undecodable_record(
     assert folded.count() == 2
 
 
+def test_a_dead_letter_in_another_owners_topic_is_nobodys(spark: SparkSession) -> None:
+    """Whoever may write to one tenant's topic could else have events sent to another's subscriber:
+    a replay by Broker goes past that Broker's EventPolicies."""
+    forged = names.dead_letter_topic("evil", "main", "mail")
+    own = [f"ce_knafka{name}" for name in ("namespace", "broker", "trigger")]
+    nobodys = [(name, raw) for name, raw in letter()[0] if name not in own]
+    of_broker = [*nobodys, (own[0], b"shop"), (own[1], b"main")]
+    given = (
+        (forged, letter()[0]),
+        (BROKER_TOPIC, letter()[0]),
+        (TOPIC, of_broker),
+        (TOPIC, nobodys),
+        (f"{TOPIC}0", letter()[0]),
+    )
+    values = [(b"k", b"data", topic, 0, 7, NOON, headers) for topic, headers in given]
+    records = records_of(spark.createDataFrame(values, KAFKA), topics(spark))
+    columns = ("namespace", "broker", "trigger", "origin_topic", "origin_partition")
+    rows = records.select(*columns, "origin_offset", "reason").collect()
+    assert sorted(map(tuple, rows)) == sorted(
+        ("", "", topic, None, None, None, "undecodable-record") for topic, _ in given
+    )
+
+
+def test_a_dead_letter_topics_name_is_the_same_in_spark(spark: SparkSession) -> None:
+    owners = [
+        ("shop", "main", "mail"),
+        ("shop", "main", ""),
+        ("shop", names.of_channel("main"), "0af7"),
+        ("shop", names.of_source("main"), "main"),
+        ("shop", "main", names.of_sensor("heat")),
+        ("n" * 63, "b" * 253, "t" * 253),
+        ("", "", ""),
+    ]
+    columns = ("namespace", "broker", "trigger")
+    rows = spark.createDataFrame(owners, " string, ".join(columns) + " string")
+    named = rows.select(*columns, dead_letter_topic_of(*map(F.col, columns)).alias("topic"))
+    for *owner, topic in named.collect():
+        assert topic == names.dead_letter_topic(*owner)
+
+
 def test_of_headers_with_one_name_the_last_wins(spark: SparkSession) -> None:
     """CE-K6"""
     headers, value = letter()
@@ -293,7 +335,9 @@ def test_dead_letters_of_one_record_that_holds_no_event_are_one_failure_of_its_b
         return dead_letter_of([("x", b"y")], b"data", failure, origin)
 
     written = [undecodable(7), undecodable(8), undecodable(7, 1)]
-    rows = kafka(spark, *((*each, offset) for offset, each in enumerate(written)))
+    rows = kafka(
+        spark, *((*each, offset) for offset, each in enumerate(written)), topic=BROKER_TOPIC
+    )
     folded = failures_of(rows.transform(records_of, topics(spark)).select(*FOLDED))
     found = folded.select("namespace", "broker", "trigger", "origin_offset", "failures")
     assert sorted(map(tuple, found.collect())) == [

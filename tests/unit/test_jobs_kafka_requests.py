@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
+from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from knafka.core.commit_metadata import mark, short_id
 from knafka_jobs.io import kafka
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import OffsetSpan, TopicState
+from knafka_jobs.report.report_run import settled_spans
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,23 @@ def test_a_request_that_kafka_refuses_fails_at_once() -> None:
         kafka._request_results(lambda: {"orders": answer})
 
 
+@pytest.mark.parametrize("moment", [0.0, -1.0, float("-inf")])
+def test_records_are_found_from_the_beginning_for_any_time_before_1970(
+    moment: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a compaction that keeps dead letters in their topics for a hundred years."""
+
+    def list_offsets(
+        self: KafkaClient, partitions: Iterable[NamedPartition], since: OffsetSpec
+    ) -> dict[NamedPartition, int]:
+        assert since._value == 0
+        return dict.fromkeys(partitions, 7)
+
+    monkeypatch.setattr(KafkaClient, "_list_offsets", list_offsets)
+    client = KafkaClient(KafkaConnection("localhost:1"))
+    assert client.offsets_at([("dead", 0)], moment) == {("dead", 0): 7}
+
+
 def test_a_commit_of_an_earlier_topic_of_the_name_settles_nothing_of_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,3 +91,24 @@ def test_a_commit_of_an_earlier_topic_of_the_name_settles_nothing_of_this_one(
     client = KafkaClient(KafkaConnection("localhost:1"))
     topic = TopicState("replay", present, dict.fromkeys(marks, OffsetSpan(0, 9)), 1)
     assert client.committed("replay", topic) == {1: 5, 2: 5}
+
+
+def test_a_report_asks_kafka_for_no_topic_that_can_not_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dead letter may claim any origin, and Kafka refuses the whole request."""
+    origins = ["bad topic!", "a/b", "t" * 300, ".", "..", "", None, "events", "caf\u00e9"]
+    rows = [
+        {"namespace": "shop", "broker": "main", "trigger": "mail", "origin_topic": name}
+        for name in origins
+    ]
+    asked: list[str] = []
+
+    def topics(self: KafkaClient, names: Collection[str]) -> dict[str, TopicState]:
+        asked.extend(names)
+        return {}
+
+    monkeypatch.setattr(KafkaClient, "topics", topics)
+    client = KafkaClient(KafkaConnection("localhost:1"))
+    assert settled_spans(client, rows, datetime.now(UTC)) == []
+    assert asked == ["events"]

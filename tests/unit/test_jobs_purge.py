@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,6 +17,7 @@ from support.replacing import replace_in
 from support.tabled import NOW, records, tabled, words_in_store
 
 from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.commands import delete_expired
 from knafka_jobs.compact.compact_run import fold_leftovers, vacuum
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
@@ -23,6 +26,7 @@ from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, offset_bounds, withi
 from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -68,6 +72,47 @@ def test_a_purge_erases_nothing_that_is_still_to_be_folded(
     rows = tables.read("failures").select("id", "failures").collect()
     assert [tuple(row) for row in rows] == [("kept", 1)]
     assert words_in_store(spark, tmp_path / "tables", tmp_path / "scratch") == {"kept"}
+
+
+def test_the_retention_of_an_archive_goes_by_kafkas_clock_and_by_what_is_resolved(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Whatever the dispatcher's clock says of the attempts; of the archive's Broker alone."""
+    day = timedelta(days=1)
+
+    def letter(word: str, offset: int, age: timedelta, **changed: Any) -> dict[str, Any]:
+        times = dict.fromkeys(("appended", "last_attempt"), NOW - age)
+        return {"word": word, "offset": offset, **times, **changed}
+
+    tables = tabled(
+        spark,
+        tmp_path / "tables",
+        [
+            letter("old", 0, 40 * day),
+            letter(
+                "a dispatcher in 1970", 1, 0 * day, last_attempt=datetime(1970, 1, 2, tzinfo=UTC)
+            ),
+            letter("a dispatcher ahead", 2, 40 * day, last_attempt=NOW),
+            letter("resolved", 3, 40 * day),
+            letter("of another Broker", 4, 40 * day, broker="other"),
+        ],
+    )
+    resolved = tables.read("failures").where("failure_id = 'resolved'").localCheckpoint()
+    tables.update(
+        resolved,
+        "failures",
+        "failures.failure_id = more.failure_id",
+        {"resolved": f"timestamp '{NOW - 39 * day}'"},
+    )
+    options = Namespace(tables=tables.root, broker=BrokerName("shop", "main"))
+    options.resolved_hours, options.unresolved_hours = None, 30 * 24.0
+    assert delete_expired(spark, options, NOW) == 2
+    kept = {row["id"] for row in tables.read("failures").collect()}
+    assert kept == {"a dispatcher in 1970", "resolved", "of another Broker"}
+    options.resolved_hours = 39 * 24.0
+    assert delete_expired(spark, options, NOW) == 0, "the last day is kept whole"
+    options.resolved_hours = 38 * 24.0
+    assert delete_expired(spark, options, NOW) == 1
 
 
 def test_a_purge_waits_for_nobody_and_is_refused_while_a_compaction_runs(

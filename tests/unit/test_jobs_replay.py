@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
+from support.tabled import records as tabled_records
+from support.tabled import tabled
 
 from knafka.core.names import dead_letter_topic
+from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.compact_run import fold
 from knafka_jobs.compact.judging import (
     DELETED_AND_SETTLED,
     GONE_TOPIC_AGE,
     STARTS,
     mark_lost_by_deletion,
+    mark_outcomes,
 )
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
@@ -64,7 +70,8 @@ def failures(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
 
 
 def records(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
-    return rows(spark, RECORDS, {"topic_id": "id-1", "partition": 0, "appended": at(50)}, *given)
+    usual = {**TRIGGER, "topic_id": "id-1", "partition": 0, "appended": at(50)}
+    return rows(spark, RECORDS, usual, *given)
 
 
 def sent(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
@@ -141,17 +148,26 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
         {"failure_id": "failed again, commit lost", "offset": 3},
         {"failure_id": "told before", "offset": 0, "outcome": "failed-again"},
         {"failure_id": "of a topic made anew", "offset": 0, "topic_id": "old"},
+        {"failure_id": "failed again, by a clock behind", "offset": 1, "partition": 1},
     )
     origin = {"origin_topic": "replays", "origin_partition": 0}
     held = records(
         spark,
         {"failure_id": "failed again", **origin, "origin_offset": 1},
         {"failure_id": "failed again, commit lost", **origin, "origin_offset": 3},
-        {"failure_id": "x", **origin, "origin_offset": 0, "appended": at(39)},
+        {"failure_id": "x", **origin, "origin_offset": 0, "appended": at(39 - 3600)},
+        {
+            "failure_id": "z",
+            **origin,
+            "origin_partition": 1,
+            "origin_offset": 1,
+            "appended": at(39),
+        },
         {"failure_id": "y", **origin, "origin_offset": 0, "origin_topic": "broker"},
+        {"failure_id": "of another Trigger", **origin, "origin_offset": 0, "trigger": "bill"},
     )
     committed = spark.createDataFrame(
-        [("id-2", 0, 2)], "topic_id string, partition int, until bigint"
+        [("id-2", 0, 2), ("id-2", 1, 2)], "topic_id string, partition int, until bigint"
     )
     told = outcomes_of(on_their_way, held, committed)
     assert told.columns == list(SENT)
@@ -162,6 +178,7 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
                 ("delivered", "resolved"),
                 ("failed again", "failed-again"),
                 ("failed again, commit lost", "failed-again"),
+                ("failed again, by a clock behind", "failed-again"),
             ],
             "failure_id string, outcome string",
         ),
@@ -302,10 +319,37 @@ def test_a_failure_resolved_by_two_replays_is_marked_once(spark: SparkSession) -
     )
     assertDataFrameEqual(
         resolved_failures(told),
-        spark.createDataFrame(
-            [("f", at(45), at(60))], "failure_id string, sent timestamp, judged timestamp"
-        ),
+        spark.createDataFrame([("f", at(45))], "failure_id string, sent timestamp"),
     )
+
+
+def test_a_failure_that_failed_after_it_was_sent_again_is_unresolved_whenever_that_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Whichever broker's clock the time is of, and also if its last dead letter is read only after
+    the outcomes were judged."""
+    sent_at = datetime.now(UTC) - timedelta(minutes=5)
+
+    def letter(word: str, offset: int, later: timedelta, **origin: Any) -> dict[str, Any]:
+        times = dict.fromkeys(("appended", "first_attempt", "last_attempt"), sent_at + later)
+        return {"word": word, "offset": offset, **times, **origin}
+
+    words = ("through the replay", "by itself", "never")
+    before = [letter(word, n, timedelta(hours=-2)) for n, word in enumerate(words)]
+    origin = {"origin_topic": "replays", "origin_partition": 0, "origin_offset": 0}
+    behind = letter("through the replay", 3, timedelta(milliseconds=-150), **origin)
+    tables = tabled(spark, tmp_path / "tables", [*before, behind])
+    replayed = ({"failure_id": w, "offset": n, "sent": sent_at} for n, w in enumerate(words))
+    tables.append(sent(spark, *replayed), "sent")
+    mark_outcomes(tables, [("id-2", 0, 3)])
+    late = letter("by itself", 4, timedelta(minutes=1))
+    tables.append(tabled_records(spark, late).coalesce(1), "records")
+    fold(Checkpoints(tables))
+    outcomes = {row["failure_id"]: row["outcome"] for row in tables.read("sent").collect()}
+    assert outcomes == dict(zip(words, ("failed-again", "resolved", "resolved"), strict=True))
+    resolved = {row["failure_id"]: row["resolved"] for row in tables.read("failures").collect()}
+    assert resolved.pop("never").astimezone(UTC) == sent_at
+    assert set(resolved.values()) == {None}
 
 
 def test_what_a_replay_has_sent_is_told_by_the_mark_of_its_events(spark: SparkSession) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from knafka.core.contract import Ingress, Kafka
@@ -102,6 +103,23 @@ def test_since_reads_the_topic_of_the_sensors_channel(job: Job, tmp_path: Path) 
     file.write_text(text.replace("broker: default", "channel: none"))
     result = CliRunner().invoke(app, ["sensor", "test", str(file), "--since", "30d"])
     assert "there is no KafkaChannel default/none: name the --topic" in result.output
+
+
+def test_a_sensor_file_is_read_as_knafka_up_reads_it(job: Job, tmp_path: Path) -> None:
+    """A date is text, and the Sensor may be in a List."""
+    file, text = tmp_path / "sensor.yaml", (EXAMPLE / "sensor.yaml").read_text()
+    (document,) = yaml.safe_load_all(text)
+    document["metadata"]["annotations"] = {"reviewed": "DATE"}
+    listed = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [document]})
+    file.write_text(listed.replace("DATE", "2026-01-31"))
+    result = CliRunner().invoke(app, ["sensor", "test", str(file), "--since", "30d"])
+    assert result.exit_code == 0, result.output
+    file.write_text(text.replace("broker: default", "broker: !!bool maybe"))
+    result = CliRunner().invoke(app, ["sensor", "test", str(file), "--since", "30d"])
+    assert result.exit_code == 2
+    assert "sensor.yaml can't be read: found a value that is no bool" in " ".join(
+        result.output.split()
+    )
 
 
 def test_json_is_what_the_job_has_found(job: Job) -> None:

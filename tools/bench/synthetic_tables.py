@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.compact import compact_plan
+from knafka_jobs.compact import compact_plan, record_rows
 from knafka_jobs.compact.checkpoints import _WRITER, Checkpoints
 from knafka_jobs.failure_days import load_known_days
 from knafka_jobs.fingerprint import fingerprint
@@ -123,7 +123,7 @@ def _records(rows: DataFrame, appended: Column, size: int) -> DataFrame:
     columns: dict[str, Any] = {name: F.lit(value) for name, value in text.items()}
     parts = [columns[name] for name in ("namespace", "broker", "trigger", "source")]
     columns |= {"id": number, "offset": F.col("id"), "value": F.col("data")}
-    columns |= {"failure_id": compact_plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
+    columns |= {"failure_id": record_rows._digest(*parts, number, F.hex(F.xxhash64("data")))}
     columns |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
     columns |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
     columns |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}

@@ -37,6 +37,7 @@ MODULES: Final = (
     *(f"operator/{name.replace('.', '/')}" for name in covering.OPERATOR),
     "spark_jobs/knafka_jobs/compact/ingest_batches.py",
     "spark_jobs/knafka_jobs/compact/compact_plan.py",
+    "spark_jobs/knafka_jobs/compact/record_rows.py",
 )
 """The files to mutate, by the beginning of their path."""
 FIRST_SECONDS: Final = 10.0

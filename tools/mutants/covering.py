@@ -23,7 +23,7 @@ import pytest
 
 PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conformance")
 SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
-"""Slow tests that are run too: `compact/compact_plan.py` has no others."""
+"""Slow tests that are run too: `compact/compact_plan.py` and `record_rows.py` have no others."""
 NOT_REAL: Final = "not kafka and not cluster"
 ROOT: Final = Path(__file__).resolve().parents[2]
 _DECLARED: Final = ("knafka_operator.model", "knafka_operator.installation")

@@ -1,11 +1,9 @@
 """The pure part of a compaction: folds dead letters of topics to one row per failed event.
 
-    Kafka's columns --records_of--> records --fold_single, fold_several--> failures
+    records (`record_rows`) --fold_single, fold_several--> failures
         --with_summary--> rows to MERGE into the table `failures` (MERGE_ON)
 
-Pure: DataFrames and values in and out. Two dead letters are of one failed event if Trigger, source,
-id and data are equal; a record without an id is identified by its position. No record is left out:
-one that is no dead letter becomes an `undecodable-record`.
+Pure: DataFrames and values in and out.
 """
 
 from __future__ import annotations
@@ -13,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka.core.dead_letter import ATTRIBUTE_PREFIX
-from knafka.core.delivery import Reason
 from knafka_jobs.fingerprint import fingerprint, fingerprint_of
 from knafka_jobs.schema import (
     EVENT,
@@ -55,79 +51,6 @@ FULL_FILE_BYTES: Final = 32 * 1024 * 1024
 
 ROWS_IN_FILE: Final = 300_000
 """Failures in a file of a batch: some 50 MB, so that it is not merged with others at once."""
-
-
-def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
-    """Turn records of Kafka into rows of the table `records`.
-
-    `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
-    partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
-    """
-    return (
-        kafka.join(F.broadcast(topics), ["topic", "partition"], "left")
-        .withColumn("timestamp", _if_possible("timestamp", F.current_timestamp()))
-        .withColumn("header_values", F.map_from_entries("headers"))
-        .select(
-            "topic",
-            _or_empty("topic_id").alias("topic_id"),
-            "partition",
-            "offset",
-            F.col("timestamp").alias("appended"),
-            "key",
-            "value",
-            "headers",
-            _or_empty(_knafka_attribute("namespace")).alias("namespace"),
-            _or_empty(_knafka_attribute("broker")).alias("broker"),
-            # A Broker's own dead letters have no Trigger; a record without any of these headers
-            # is known by its topic.
-            F.coalesce(
-                _knafka_attribute("trigger"),
-                F.when(_knafka_attribute("broker").isNotNull(), F.lit("")),
-                F.col("topic"),
-            ).alias("trigger"),
-            *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
-            _header_text("content-type").alias("content_type"),
-            F.octet_length("value").alias("data_bytes"),
-            _knafka_attribute("topic").alias("origin_topic"),
-            _knafka_attribute("partition").try_cast("int").alias("origin_partition"),
-            _knafka_attribute("offset").try_cast("bigint").alias("origin_offset"),
-            _trace_id().alias("trace"),
-            _or_empty(_attribute("knativeerrordest")).alias("destination"),
-            _knafka_attribute("reason").alias("reason"),
-            _attribute("knativeerrorcode").try_cast("int").alias("code"),
-            _attribute("knativeerrordata").alias("error"),
-            F.coalesce(_knafka_attribute("attempts").try_cast("int"), F.lit(0)).alias("attempts"),
-            *(
-                _if_possible(
-                    _knafka_attribute(name).try_cast("timestamp"), F.col("timestamp")
-                ).alias(column)
-                for name, column in (("firsttime", "first_attempt"), ("lasttime", "last_attempt"))
-            ),
-            F.to_date("timestamp").alias("day"),
-        )
-        .withColumn("reason", _known_reason())
-        .withColumn("failure_id", _failure_id())
-        .select(*RECORDS)
-    )
-
-
-def _known_reason() -> Column:
-    """Return the column `reason`, with `undecodable-record` in place of null or unknown values."""
-    is_known = F.col("reason").isin([reason.value for reason in Reason])
-    return F.when(is_known, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
-
-
-def _failure_id() -> Column:
-    """Return the failure's id for a row of `records`: a digest of Trigger, source, data and the
-    event's id; without one, its position in the topic it came from, or else the record's own."""
-    position = F.concat_ws("/", "topic_id", "partition", "offset")
-    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
-    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
-    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
-    # It only distinguishes data sent under one source and id, so 64 bits suffice; SHA-256 of every
-    # payload was a fifth of the work.
-    data_hash = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
-    return _digest(*parts, identity, data_hash)
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
@@ -267,8 +190,8 @@ def merge_clauses() -> dict[str, str]:
         "first_failed": "least(failures.first_failed, more.first_failed)",
         "last_failed": "greatest(failures.last_failed, more.last_failed)",
         "history": f"slice({history}, -{length}, {HISTORY_LENGTH})",
-        # Null again if the event failed after a replay had resolved it.
-        "resolved": "CASE WHEN failures.resolved > more.last_failed THEN failures.resolved END",
+        # Null again if the event failed after the replay that resolved it had sent it.
+        "resolved": "CASE WHEN failures.resolved >= more.last_failed THEN failures.resolved END",
         # One failure's data is the same in all of its dead letters.
         "head": "coalesce(failures.head, more.head)",
         "first_day": "least(failures.first_day, more.first_day)",
@@ -368,49 +291,3 @@ def next_offsets(records: DataFrame) -> DataFrame:
     return records.groupBy("topic_id", "partition").agg(
         F.min("offset").alias("first"), (F.max("offset") + 1).alias("next")
     )
-
-
-def _header_text(header: str) -> Column:
-    """Return a record's header as text, null without it; bytes that aren't UTF-8 become U+FFFD."""
-    return F.make_valid_utf8(F.col("header_values")[header].cast("string"))
-
-
-def _attribute(name: str) -> Column:
-    """Return a CloudEvents attribute in the record's headers, as text."""
-    return _header_text(f"ce_{name}")
-
-
-def _trace_id() -> Column:
-    """Return the trace id of the header `traceparent`, else of the event's attribute, else null."""
-    ids = (
-        F.regexp_extract(_header_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
-        for header in ("traceparent", "ce_traceparent")
-    )
-    return F.coalesce(*(F.when(trace_id != "", trace_id) for trace_id in ids))
-
-
-def _knafka_attribute(name: str) -> Column:
-    """Return an extension attribute that Knafka adds to dead letters, as text."""
-    return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
-
-
-def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """Return the time, or `otherwise` where it is null or impossible: a record may claim any."""
-    column = F.col(time) if isinstance(time, str) else time
-    return F.when(is_possible_time(column), column).otherwise(otherwise)
-
-
-def is_possible_time(time: Column) -> Column:
-    """Return the condition that a failure may have this time: from 1970 until a day from now."""
-    tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
-    return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
-
-
-def _or_empty(column: str | Column) -> Column:
-    """Return a column with an empty string in place of null."""
-    return F.coalesce(column, F.lit(""))
-
-
-def _digest(*parts: str | Column) -> Column:
-    """Return a 128-bit digest of the parts in hexadecimal; (`a`, `bc`) and (`ab`, `c`) differ."""
-    return F.substring(F.sha2(F.to_json(F.array(*parts)), 256), 1, 32)

@@ -21,6 +21,7 @@ from knafka_jobs.compact.outcomes import (
     last_pending,
     lost_events,
     lost_with_topics,
+    not_older,
     outcomes_of,
     pending_of,
     resolved_failures,
@@ -228,20 +229,21 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
         return
     columns = {"topic_id": "string", "partition": "int", "until": "bigint"}
     sent = tables.read("sent")
-    # An event's new dead letter is appended after the event was sent: skip older files.
+    # No event's new dead letter is older than the event that was sent first: skip older files.
     row = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
     earliest_sent = 0 if row is None else row[0] or 0
     since = F.timestamp_micros(F.lit(earliest_sent))
-    records = tables.read("records").where(F.col("appended") >= since)
+    records = tables.read("records").where(not_older(F.col("appended"), since))
     judged = compute_rows(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
     resolved = judged.transform(resolved_failures)
     in_known_days = in_days("failures.day", distinct_days(load_known_days(tables, resolved)))
-    # A failure that has failed once more since the event was sent stays unresolved.
+    # A failure that has failed once more since the event was sent stays unresolved. So does one of
+    # which this run hasn't read that yet: the fold compares the same times (`merge_clauses`).
     tables.update(
         resolved,
         "failures",
         f"{in_known_days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
-        {"resolved": "more.judged"},
+        {"resolved": "more.sent"},
     )
     _update_outcomes(tables, judged)
 

@@ -13,24 +13,26 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
-from knafka_jobs.topic_offsets import BrokerName
+from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT, TRIGGER
+from knafka_jobs.topic_offsets import MAX_CLOCK_DIFFERENCE, BrokerName
 
 
 def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
     """Return the rows of `sent` whose events are settled now, with their `outcome`.
 
-    An event has failed again if `records` has a dead letter whose origin is the event's position in
-    its replay topic. Without such a dead letter, it is resolved if it is settled: if it lies below
-    the offset `until` that its Trigger's group has committed (`committed`: `topic_id`, `partition`,
-    `until`). The commits must be read before the records, as a dead letter is written before its
-    commit.
+    An event has failed again if `records` has a dead letter of its Trigger whose origin is the
+    event's position in its replay topic, and which isn't older than the event (`not_older`).
+    Without such a dead letter, it is resolved if it is settled: if it lies below the offset `until`
+    that its Trigger's group has committed (`committed`: `topic_id`, `partition`, `until`). The
+    commits must be read before the records, as a dead letter is written before its commit.
     """
-    position = ["topic", "partition", "offset"]
+    # Other Triggers' dead letters don't count, as they may claim any origin.
+    position = [*TRIGGER, "topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
+        *TRIGGER,
         F.col("origin_topic").alias("topic"),
         F.col("origin_partition").alias("partition"),
         F.col("origin_offset").alias("offset"),
@@ -40,7 +42,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     failed_positions = (
         pending.join(dead_lettered, position)
         # An older dead letter is of an earlier record at that position.
-        .where("appended >= sent")
+        .where(not_older(F.col("appended"), F.col("sent")))
         .select(*position)
         .distinct()
     )
@@ -59,6 +61,12 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
         .withColumn("judged", F.current_timestamp())
         .select(*SENT)
     )
+
+
+def not_older(appended: Column, sent: Column) -> Column:
+    """Return the condition that a dead letter appended at a time may be of an event that was sent
+    at another. Both times are of Kafka's brokers, whose clocks may differ."""
+    return appended >= sent - F.lit(MAX_CLOCK_DIFFERENCE)
 
 
 def last_pending(sent: DataFrame) -> DataFrame:
@@ -132,10 +140,10 @@ def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
 
 
 def resolved_failures(outcomes: DataFrame) -> DataFrame:
-    """Return the failures to mark as resolved, from rows of `outcomes_of`: `failure_id`, and the
-    latest times `sent` and `judged` of the failure's resolved events."""
+    """Return the failures to mark as resolved, from rows of `outcomes_of`: `failure_id`, and when
+    the latest of the failure's resolved events was `sent`."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)
         .groupBy("failure_id")
-        .agg(F.max("sent").alias("sent"), F.max("judged").alias("judged"))
+        .agg(F.max("sent").alias("sent"))
     )

@@ -16,8 +16,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult
+from knafka_jobs.compact.record_rows import records_of
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
@@ -87,9 +87,7 @@ class BatchReader:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
         if by_record:
             rows = rows.unionByName(
-                self._read_one_by_one(by_record).transform(
-                    compact_plan.records_of, self._current_logs(batch)
-                )
+                self._read_one_by_one(by_record).transform(records_of, self._current_logs(batch))
             )
         return rows
 
@@ -209,7 +207,7 @@ def read_ranges(
     """
     spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, spans_by_name)
-    return rows.transform(compact_plan.records_of, _log_rows(tables, ranges, offsets_read, names))
+    return rows.transform(records_of, _log_rows(tables, ranges, offsets_read, names))
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:

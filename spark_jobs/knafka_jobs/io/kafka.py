@@ -181,7 +181,8 @@ class KafkaClient:
     ) -> dict[NamedPartition, int]:
         """Return the offset of each partition's first record at or after `moment` (Unix time); -1
         if all records are older."""
-        return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
+        since = OffsetSpec.for_timestamp(int(max(0.0, moment) * 1000))  # it takes no earlier time
+        return self._list_offsets(partitions, since)
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
         """Return a group's committed offsets in a topic, by partition. Partitions without a commit

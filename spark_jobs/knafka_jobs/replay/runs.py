@@ -25,7 +25,13 @@ from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.replay_progress import Progress
 from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
-from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState, spans_of
+from knafka_jobs.topic_offsets import (
+    MAX_CLOCK_DIFFERENCE,
+    NamedPartition,
+    OffsetSpan,
+    TopicState,
+    spans_of,
+)
 
 if TYPE_CHECKING:
     from knafka_jobs.io.table_files import TableFiles
@@ -33,9 +39,6 @@ if TYPE_CHECKING:
 CONTINUABLE_AGE: Final = timedelta(days=1)
 """Age up to which an interrupted replay is continued by the same selection, so that events which it
 sent and which failed again are not sent once more. Later, a new replay begins."""
-
-MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
-"""Time by which the clocks of two machines may differ."""
 
 
 def finished_event_count(tables: Tables, replay_id: str) -> int | None:

@@ -62,6 +62,8 @@ class CountedRows:
     """The sums of each group (`report_plan.GROUPS`)."""
     failed_again: Mapping[GroupKey, list[ReportRow]]
     """Events that failed again since the previous report (`events_failed_again`)."""
+    resolved: Mapping[GroupKey, list[ReportRow]]
+    """Events that were resolved since the previous report (`events_resolved`)."""
     buckets: Mapping[GroupKey, list[ReportRow]]
     """Failures over time (`buckets`)."""
     recent: Mapping[GroupKey, list[ReportRow]]
@@ -208,7 +210,7 @@ def _build_group(
         change=group_change(
             row["failures"],
             row["unresolved"],
-            row["resolved"],
+            sum(group_row["events"] for group_row in counted_rows.resolved.get(key, [])),
             sum(group_row["events"] for group_row in counted_rows.failed_again.get(key, [])),
             previous.groups.get(id_) if previous else None,
         ),

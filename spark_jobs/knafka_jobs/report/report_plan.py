@@ -34,7 +34,7 @@ to `end`, exclusive."""
 GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 """The values of the columns `GROUP`."""
 
-_SUMS: Final = ("events", "failures", "unresolved", "resolved", "retries")
+_SUMS: Final = ("events", "failures", "unresolved", "retries")
 """Columns that are summed over the event types and sources of a group."""
 
 
@@ -112,27 +112,16 @@ def _same_values_sql(names: Iterable[str], left: str, right: str) -> str:
     )
 
 
-def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Return SQL for the numbers of events, failures and retries by group, event type and source,
-    with their first and last times: one row for each combination.
-
-    `resolved` counts events that were resolved since the previous report, which was made at
-    `previous_made`; None: there was none, so all resolved events count.
-    """
-    resolved_since = (
-        "resolved IS NOT NULL"
-        if previous_made is None
-        else f"resolved > {dialect.moment(previous_made)}"
-    )
-    return (
-        f"SELECT {columns_of((*GROUP, 'type', 'source'))}, count(*) AS events, "
-        "sum(failures) AS failures, "
-        "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
-        f"count(*) FILTER (WHERE {resolved_since}) AS resolved, sum(retries) AS retries, "
-        "min(first_failed) AS first_seen, max(last_failed) AS last_seen, "
-        "min(first_failed) FILTER (WHERE resolved IS NULL) AS oldest_unresolved "
-        f"FROM counted GROUP BY {columns_of((*GROUP, 'type', 'source'))}"
-    )
+SUMS: Final = (
+    f"SELECT {columns_of((*GROUP, 'type', 'source'))}, count(*) AS events, "
+    "sum(failures) AS failures, "
+    "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, sum(retries) AS retries, "
+    "min(first_failed) AS first_seen, max(last_failed) AS last_seen, "
+    "min(first_failed) FILTER (WHERE resolved IS NULL) AS oldest_unresolved "
+    f"FROM counted GROUP BY {columns_of((*GROUP, 'type', 'source'))}"
+)
+"""The numbers of events, failures and retries by group, event type and source, with their first and
+last times: one row for each combination."""
 
 
 ALL_ACKNOWLEDGEMENTS: Final = "SELECT * FROM acknowledgements"
@@ -286,12 +275,28 @@ def events_failed_again(previous_made: datetime | None, dialect: SqlDialect) -> 
     """Return SQL for the number of replayed events that failed again since the previous report, by
     group. Columns: `GROUP`, `events`. `previous_made` is when that report was made; None: there was
     none, so all that failed again count."""
+    return _events_judged("counted", FAILED_AGAIN, previous_made, dialect)
+
+
+def events_resolved(previous_made: datetime | None, dialect: SqlDialect) -> str:
+    """Return SQL for the number of events that were resolved since the previous report, by group.
+    Columns: `GROUP`, `events`. `previous_made` is as in `events_failed_again`."""
+    # Not by the column `resolved` alone: it has when the event was sent, which may have been before
+    # that report, though it was judged later.
+    resolved = "(SELECT * FROM counted WHERE resolved IS NOT NULL)"
+    return _events_judged(resolved, RESOLVED, previous_made, dialect)
+
+
+def _events_judged(
+    failures: str, outcome: str, previous_made: datetime | None, dialect: SqlDialect
+) -> str:
+    """Return SQL for the number of `failures` (SQL of a table) with an event that has got this
+    outcome since `previous_made` (None: at any time), by group. Columns: `GROUP`, `events`."""
     judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
-    failed_again_events = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
+    events = f"SELECT failure_id FROM sent WHERE outcome = '{outcome}'{judged}"
     return (
-        f"SELECT {columns_of(GROUP, 'r')}, count(*) AS events FROM counted AS r LEFT SEMI JOIN "
-        f"({failed_again_events}) AS s ON r.failure_id = s.failure_id GROUP BY "
-        f"{columns_of(GROUP, 'r')}"
+        f"SELECT {columns_of(GROUP, 'r')}, count(*) AS events FROM {failures} AS r LEFT SEMI JOIN "
+        f"({events}) AS s ON r.failure_id = s.failure_id GROUP BY {columns_of(GROUP, 'r')}"
     )
 
 

@@ -114,7 +114,7 @@ def _count_by_group(
     to `now`, in buckets of `seconds`. `previous_made` is when the previous report was made (None:
     there is none)."""
     dialect = engine.dialect
-    engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
+    engine.derive("sums", report_plan.SUMS, repeated=True)
     engine.compute_now("limits", report_plan.LIMITS)
     engine.compute_now("chosen", report_plan.CHOSEN)
     chosen_days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
@@ -123,6 +123,7 @@ def _count_by_group(
         failed_again=_by_group(
             engine.query(report_plan.events_failed_again(previous_made, dialect))
         ),
+        resolved=_by_group(engine.query(report_plan.events_resolved(previous_made, dialect))),
         buckets=_by_group(engine.query(report_plan.buckets(since, now, seconds, dialect))),
         recent=_by_group(
             engine.query(
@@ -142,6 +143,7 @@ def settled_spans(
     has settled: those below the committed offsets of its consumer group.
 
     `rows` have `TRIGGER` and an `origin_topic` of its failed events; a Trigger may have several.
+    Origins that can't be the name of a topic are left out: a dead letter may claim any.
     A settled event was delivered, failed or filtered out. Triggers that have settled no such
     records are left out. Raises `JobError`.
     """
@@ -149,7 +151,7 @@ def settled_spans(
         ((row["namespace"], row["broker"], row["trigger"]), str(row["origin_topic"]))
         for row in rows
         if row["trigger"]
-        and row["origin_topic"]
+        and names.is_topic(row["origin_topic"] or "")
         and not row["origin_topic"].startswith(names.REPLAYS)
     ]
     topics = kafka.topics(sorted({name for _, name in origins}))

@@ -35,17 +35,18 @@ function lookAgain() {
   else readReplays();
 }
 
-// What selects the failures of a group, or one event of it; of the errors that share a row, all.
+// What selects the failures of a group, or one event of it; of the errors that share a row, all. An
+// empty summary selects failures without an error text.
 function selectionOf(group, each = null) {
   const of = {
     trigger: group.trigger,
     destination: group.subscriber,
     reason: group.reason,
     code: group.status,
-    summary: group.summary === OTHERS ? "" : group.summary,
+    summary: group.summary === OTHERS ? null : group.summary,
   };
   const found = each == null ? of : { trigger: group.trigger, ids: [each.id], source: each.source };
-  return Object.fromEntries(Object.entries(found).filter(([, value]) => value != null && value !== ""));
+  return Object.fromEntries(Object.entries(found).filter(([name, value]) => value != null && (value !== "" || name === "summary")));
 }
 
 const isAnEvent = (each) => each.source != null && !each.resolved;
