@@ -61,10 +61,10 @@ def build() -> None:
     with _alone():
         _install_packages()
         _go(IMAGE_TOOL, "image")
-        _go(GO / "pause", "pause")
-        _go(GO / "kit", "kit", link=_kubernetes_version())
+        _go(GO, "pause", "./pause")
+        _go(GO, "kit", "./kit", link=_kubernetes_version())
         for program in SERVING:
-            _go(GO / "serving", program, f"{SERVING_COMMANDS}/{program}")
+            _go(GO, program, f"{SERVING_COMMANDS}/{program}")
         _image("pause", "kit.local/pause:1", "/pause")
         for program in SERVING:
             name = f"{REGISTRY}/knative/{program}:{SERVING_VERSION}"
@@ -76,7 +76,7 @@ def build_queue_proxy() -> Path:
     in front of a receiver."""
     BIN.mkdir(parents=True, exist_ok=True)
     with _alone():
-        _go(GO / "serving", "queue", f"{SERVING_COMMANDS}/queue")
+        _go(GO, "queue", f"{SERVING_COMMANDS}/queue")
     return BIN / "queue"
 
 
@@ -88,7 +88,7 @@ def build_eventing() -> None:
     """
     BIN.mkdir(parents=True, exist_ok=True)
     with _alone():
-        _go(GO / "kit", "kit", link=_kubernetes_version())
+        _go(GO, "kit", "./kit", link=_kubernetes_version())
         program, digest = BIN / "eventing-controller", _digest(EVENTING_VERSION.encode())
         if _is_made(program, digest):
             return
@@ -123,7 +123,7 @@ def eventing_source() -> Path:
 def module_directory(module: str) -> Path:
     """Return the folder in the Go module cache of a module that Serving needs; it is fetched if
     missing."""
-    download = json.loads(run("go", "-C", GO / "serving", "mod", "download", "-json", module))
+    download = json.loads(run("go", "-C", GO, "mod", "download", "-json", module))
     return Path(download["Dir"])
 
 
@@ -168,8 +168,8 @@ def _kubernetes_version() -> str:
 
 def _go(module: Path, program: str, package: str = ".", link: str = "") -> None:
     """Compile a package of a Go module to a program in `BIN`, unless it is up to date; `link` are
-    linker options."""
-    sources = sorted(p for p in module.iterdir() if p.suffix in (".go", ".mod", ".sum"))
+    linker options. A package of the module itself is named by its folder, as in `./kit`."""
+    sources = sorted((*module.glob("go.*"), *(module / package).glob("*.go")))
     options = ["-trimpath", "-tags=grpcnotrace", _NO_DEBUGGER, f"-ldflags=-s -w {link}"]
     digest = _digest(*(word.encode() for word in options), *(p.read_bytes() for p in sources))
     if not _is_made(BIN / program, digest):

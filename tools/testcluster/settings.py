@@ -45,8 +45,8 @@ REGISTRY: Final = "registry.local:5000"
 REGISTRY_ADDRESS: Final = f"{NODE_IP}:5000"
 CGROUP: Final = f"/{NETWORK_NAMESPACE}-cluster"
 
-KUBERNETES_VERSION: Final = "v1.35.4"  # of go/kit/go.mod
-SERVING_VERSION: Final = "v0.42.2"  # of go/serving/go.mod
+KUBERNETES_VERSION: Final = "v1.35.4"  # of go/go.mod
+SERVING_VERSION: Final = "v0.50.0"  # of go/go.mod
 EVENTING_VERSION: Final = "v0.43.0"
 EVENTING_CONFIG: Final = HOME / "eventing-config"  # its ConfigMaps and CRDs
 

@@ -1,3 +1,0 @@
-module knafka/tests/cluster/pause
-
-go 1.26.0
