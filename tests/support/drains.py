@@ -206,10 +206,16 @@ class World:
         draft = to_record(Event(named, data), passed)
         self.log.store(TOPIC, draft.key, draft.value, draft.headers)
 
-    def store_at(self, partition: int, id: str, key: str = "k") -> None:  # noqa: A002
+    def store_at(
+        self,
+        partition: int,
+        id: str,  # noqa: A002  # it is the attribute's name
+        key: str = "k",
+        data: bytes = b"data",
+    ) -> None:
         """Store an event in the partition of the test's choice."""
         attributes = {"specversion": "1.0", "id": id, "source": "/s", "type": "t", "subject": key}
-        draft = to_record(Event(attributes, b"data"))
+        draft = to_record(Event(attributes, data))
         records = self.log.topics[TOPIC][partition]
         records.append(
             MemoryRecord(TOPIC, partition, len(records), draft.key, draft.value, draft.headers)

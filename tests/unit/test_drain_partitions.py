@@ -372,6 +372,34 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
     assert (await running).delivered == 20
 
 
+@pytest.mark.parametrize("stuck", [1, 3])
+async def test_a_partition_whose_large_events_wait_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, stuck: int
+) -> None:
+    monkeypatch.setattr(clients, "MAX_UNSETTLED_BYTES", 100_000)
+
+    async def answer(request: Request) -> Response:
+        if key_of(request) == "stuck":
+            await asyncio.sleep(FAR)
+        return response()
+
+    world = World(answer, partitions=stuck + 1, order=Order.PARTITION)
+    world.reads_with(ByTens)
+    for partition in range(stuck):
+        for number in range(100):
+            world.store_at(partition, f"stuck-{number}", "stuck", b"x" * 2000)
+    drain = world.drain()
+    running = world.begin(drain)
+    await asyncio.sleep(60)
+    quick_ids = [str(number) for number in range(100)]
+    for id_ in quick_ids:
+        world.store_at(stuck, id_, "quick", b"x" * 2000)
+    await until(lambda: world.subscriber.answered == quick_ids)
+    assert sum(partition.held_bytes for partition in drain.partitions.values()) < 200_000
+    drain.stop()
+    await running
+
+
 async def test_bytes_that_can_not_be_dead_lettered_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

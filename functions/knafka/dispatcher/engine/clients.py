@@ -12,7 +12,8 @@ from knafka.ports.log import Assignment, LogReader, LogWriter, Record, TopicMake
 from knafka.ports.subscriber import Subscriber
 
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
-"""Most bytes of requests that a drain may hold if it is alone in its dispatcher."""
+"""Most bytes of requests that a drain may hold if it is alone in its dispatcher; twice as many
+while events of some of its partitions wait for long (`HeldPartitions`)."""
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
 """How the request holds the event: `json`: in structured mode; `binary`: in binary mode; `batch`:

@@ -104,28 +104,43 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def to_pause(self) -> list[AssignedPartition]:
-        """The partitions whose reading isn't paused and must be. These are all unpaused ones if all
-        partitions together hold too many bytes, or if nothing may be read. Else they are those that
-        hold their share of records, or whose commit metadata is full."""
-        if not self.may_read() or self.held_bytes >= self._max_held_bytes():
+        """The partitions whose reading isn't paused and must be. These are all unpaused ones if
+        nothing may be read. Else they are those that hold their share of records or bytes, or whose
+        commit metadata is full."""
+        if not self.may_read():
             return self.unpaused
-        share = self._share
+        share, held, max_bytes = self._share, self.held_bytes, self._max_held_bytes()
         return [
             partition
             for partition in self.unpaused
-            if len(partition.tracker.unsettled) >= share or not partition.may_read
+            if len(partition.tracker.unsettled) >= share
+            or not partition.may_read
+            or not self._may_hold_more(partition, held, max_bytes)
         ]
 
     def has_room(self, partition: AssignedPartition) -> bool:
         """Whether a paused partition may be read again: it holds at most half of its share of
-        records, and all partitions at most half of the bytes. So reading isn't paused and resumed
-        for each record."""
+        records and of bytes. So reading isn't paused and resumed for each record."""
         return (
             self.may_read()
             and len(partition.tracker.unsettled) <= self._share // 2
             and partition.may_read
-            and self.held_bytes <= self._max_held_bytes() // 2
+            and self._may_hold_more(partition, self.held_bytes, self._max_held_bytes() // 2)
         )
+
+    def _may_hold_more(self, partition: AssignedPartition, held: int, limit: int) -> bool:
+        """Whether a partition may hold more bytes if all partitions, which hold `held`, may hold
+        `limit`.
+
+        One of several may hold as many as are still free, and thus half of them at most, as its
+        events may wait for long. It has a small share also while the others hold too many bytes,
+        until all partitions hold twice what they may.
+        """
+        if len(self) == 1:
+            return held < limit
+        smallest_share = limit // (2 * len(self))
+        is_below_double = held < 2 * self._max_held_bytes()
+        return is_below_double and partition.held_bytes < max(limit - held, smallest_share)
 
     @property
     def _share(self) -> int:
