@@ -39,9 +39,9 @@ from knafka_local.watching import FolderWatcher
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two readings of the receivers' counters."""
-REMOVAL_DELAY: Final = 1.0
+REMOVAL_DELAY: Final = 5.0
 """Seconds for which an object must be missing from the files before it is deleted with its data: an
-editor, or git, may be about to write the file again."""
+editor, git or `helm template > FILE` may be about to write the file again."""
 
 
 class BadData(KnafkaError):
