@@ -39,7 +39,7 @@ from knafka_local.watching import FolderWatcher
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two readings of the receivers' counters."""
-REMOVAL_DELAY: Final = 5.0
+REMOVAL_DELAY: Final = 3.0
 """Seconds for which an object must be missing from the files before it is deleted with its data: an
 editor, git or `helm template > FILE` may be about to write the file again."""
 

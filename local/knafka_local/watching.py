@@ -46,14 +46,13 @@ class FolderWatcher:
     ) -> AsyncIterator[set[Path]]:
         """Yield the changed files directly in `folders` for which `is_relevant` is True.
 
-        The first set is empty, and says that watching has begun: earlier changes weren't seen. A
-        folder in a set was replaced, so any of its files may have changed. A folder that doesn't
-        exist, or can't be read, is watched once it does and can. Ends when `stop_event` is set;
-        None: never ends.
+        The first set says that watching has begun, also if it is empty: earlier changes weren't
+        seen. Any file of a folder in a set may have changed. A folder that doesn't exist, or can't
+        be read, is watched once it does and can. Ends when `stop_event` is set; None: never ends.
         """
         folders = frozenset(folders)
         stop_event = stop_event or asyncio.Event()
-        replaced: set[Path] = set()
+        unwatched: frozenset[Path] = frozenset()  # the folders that were watched before
 
         def is_file_or_folder(change: Change, path: str) -> bool:
             """Return whether a change is one of a relevant file, or of a folder itself."""
@@ -79,16 +78,16 @@ class FolderWatcher:
                     async for changed in changes:
                         files = {Path(path) for _, path in changed} - folders
                         if files or is_first:
-                            yield files | replaced
-                        is_first = False
+                            yield files | unwatched
+                        is_first, unwatched = False, frozenset()
                         # A new folder may get the inode of the deleted one.
                         deleted = {Path(path) for kind, path in changed if kind is Change.deleted}
-                        replaced = {
-                            folder
+                        if any(
+                            folder in deleted or _inode_of(folder) != inode
                             for folder, inode in watched.items()
-                            if folder in deleted or _inode_of(folder) != inode
-                        }
-                        if replaced:
+                        ):
+                            # What this watch has gathered since is lost, of all folders.
+                            unwatched = folders
                             break
             except FileNotFoundError:  # a folder was removed just now
                 await asyncio.sleep(REPLACED_CHECK_INTERVAL)

@@ -30,7 +30,7 @@ from knafka_operator.dispatchers.startup import (
     resume_deliveries,
 )
 from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict
-from knafka_operator.model.cluster import Document
+from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
@@ -65,9 +65,6 @@ class Operator(OperatorParts):
         for broker in brokers:
             self.remember_class(broker, gone=False)
         restore_min_scales(self.states, triggers, dispatcher_services)
-        if self.sources is not None:
-            sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
-            restore_min_scales(self.sources.states, sources, dispatcher_services)
         await resume_deliveries(
             self.cluster,
             self._create_resuming(),
@@ -76,7 +73,20 @@ class Operator(OperatorParts):
             dispatcher_services,
             self.triggers.resume,
         )
+        await self._restore_sources(dispatcher_services)
         return len(self.triggers.watched)
+
+    async def _restore_sources(self, dispatcher_services: Sequence[Document]) -> None:
+        """Restore the min-scales that KafkaSources were granted, if these are served. Where they
+        can't be listed, as without their definition, no Trigger waits for that: it is logged."""
+        if self.sources is None:
+            return
+        try:
+            sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
+        except ClusterError as error:
+            log.warning("can't list KafkaSources for their min-scales: %s", error)
+        else:
+            restore_min_scales(self.sources.states, sources, dispatcher_services)
 
     async def prepare(self) -> None:
         """Prepare for `resume`: list all Services, and connect to every Kafka that they use. Raises

@@ -216,9 +216,17 @@ def _set_value(document: bytes, pointer: Pointer, value: bytes) -> bytes:
             comma = b"," if members else b""
             return document[:end_of_last] + comma + name + value + document[end_of_last:]
         start, end = place.start, place.end
-    if _without_spaces(document[start:end]) == _without_spaces(value):
+    if _is_same_value(document[start:end], value):
         return document
     return document[:start] + value + document[end:]
+
+
+def _is_same_value(written: bytes, value: bytes) -> bool:
+    """Whether two JSON values are the same: two texts, however their characters are escaped, or two
+    others that are written alike but for spaces."""
+    if written[:1] == b'"' == value[:1]:
+        return bool(_decode_value(written) == _decode_value(value))
+    return _without_spaces(written) == _without_spaces(value)
 
 
 class _Member(NamedTuple):

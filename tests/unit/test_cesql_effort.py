@@ -118,8 +118,9 @@ def negated(filter_: Filter) -> Not:
     return Not.model_validate({"not": filter_})
 
 
-def admits(*filters: Filter, events: list[dict[str, str]]) -> bool:
-    """Whether a sender may send a request with these events by one policy for each filter."""
+def admits(*filters: Filter, events: list[dict[str, str]]) -> bool | None:
+    """Whether a sender may send a request with these events by one policy for each filter; None if
+    that takes too much effort."""
     policies = [Policy(subjects=("*",), filters=(each,)) for each in filters]
     verdict = Authorization(policies, "deny-all", "shop").verdict("sender")
     assert callable(verdict)
@@ -149,7 +150,7 @@ def test_a_request_of_many_events_for_large_policies_is_refused_soon() -> None:
     events = [{"a": "c"}] * 1000
     assert MAX_EFFORT / FILTER_EFFORT < 900 * 28 * 1000
     began = time.thread_time()
-    assert not admits(*filters, negated(Exact(exact={"a": "b"})), events=events)
+    assert admits(*filters, negated(Exact(exact={"a": "b"})), events=events) is None
     assert time.thread_time() - began < PATIENCE / 4
     assert admits(*filters, negated(Exact(exact={"a": "b"})), events=events[:10])
 

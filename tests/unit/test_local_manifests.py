@@ -165,7 +165,7 @@ def test_a_folder_that_can_not_be_read_now_keeps_its_objects(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as denied:
-        for name in ("iterdir", "is_file", "read_text"):  # nothing is denied to root
+        for name in ("iterdir", "stat", "read_text"):  # nothing is denied to root
             denied.setattr(Path, name, refuse)
         declared = manifests.read()
     assert declared.resources == before.resources
@@ -233,7 +233,7 @@ def test_another_products_object_of_the_same_name_does_not_hold_up_edits(tmp_pat
         ("eventing.knative.dev", "eventing.knative.dve"),
     ],
 )
-def test_an_object_whose_kind_or_name_is_mistyped_stays_as_it_last_was(
+def test_an_object_without_a_kind_or_a_name_leaves_all_as_they_last_were(
     tmp_path: Path, written: str, mistyped: str
 ) -> None:
     write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")

@@ -105,6 +105,30 @@ async def test_an_entry_that_kafka_refuses_as_too_large_fails_alone(world: Opera
     assert topic.position == topic.compared == 3
 
 
+async def test_entries_that_kafka_refused_with_one_that_is_too_large_are_written_alone(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka refuses the whole batch in which the client has sent them."""
+    await declare(world, SHARED)
+    topic = contract_topic(world)
+    record, writer = topic.records[GROUP], topic.kafka.ensure_writer()
+    append, refused = writer.append, {"first", "second"}
+
+    def refuse_first(name: str, key: bytes | None, *rest: Any) -> None:
+        if (text := (key or b"").decode()) in refused:
+            refused.discard(text)
+            rest[-1](LogError("too large", too_large=True))
+        else:
+            append(name, key, *rest)
+
+    monkeypatch.setattr(writer, "append", refuse_first)
+    async with topic._lock:  # so that they are written together
+        writes = [asyncio.create_task(topic.write(key, record)) for key in ("first", "second")]
+        await asyncio.sleep(0)
+    await asyncio.gather(*writes)
+    assert contract(world).keys() == {GROUP, "first", "second"}
+
+
 async def test_a_write_that_fails_beside_others_has_the_contract_read_again(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,13 @@ async def test_an_api_server_that_fails_once_leaves_a_resumed_trigger_ready(
     assert world.document("Trigger", "shop", "t0")["status"] == before
 
 
+async def test_sources_that_can_not_be_listed_hold_up_no_trigger(world: OperatorWorld) -> None:
+    """As without their definition, or without the role for them."""
+    await world.restart(sources=True)
+    world.cluster.refuse("list", "KafkaSource")
+    assert await world.operator.resume() > 0
+
+
 async def test_an_api_server_that_refuses_holds_up_no_resumed_trigger(world: OperatorWorld) -> None:
     """Nobody knows when the operator's role allows it to read the ConfigMap."""
     await world.restart()

@@ -164,7 +164,6 @@ async def test_a_request_refused_over_tls_is_answered_and_no_later_timeout_fails
     """A TLS connection can't be ended in one direction only, as others are after a refusal."""
     monkeypatch.setattr(connections, "SWEEP_INTERVAL", 0.02)
     monkeypatch.setattr(protocol, "STALLED_REQUEST_TIMEOUT", 0.1)
-    monkeypatch.setattr(protocol, "IDLE_TIMEOUT", 0.1)
     monkeypatch.setattr(responses, "LINGER_TIMEOUT", 0.1)
     world.server.shared.close()
     world.server.shared._sweep()
@@ -175,15 +174,17 @@ async def test_a_request_refused_over_tls_is_answered_and_no_later_timeout_fails
         stalled.send(b"POST /ns/broker HTTP/1.1\r\nhost: x\r\n")
         assert await stalled.statuses(1) == [408]
         assert await stalled.closed() == b""
+        monkeypatch.setattr(protocol, "IDLE_TIMEOUT", 0.1)
         assert await idle.closed() == b""
         async with connected(world.server.port) as later:
             assert await later.closed() == b""
 
 
 async def test_what_is_left_of_a_request_refused_over_tls_is_discarded(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its sender might get a reset in place of the answer."""
+    monkeypatch.setattr(responses, "LINGER_TIMEOUT", 60.0)
     authority = WebAuthority("one")
     write(world.folder, authority.files(HOST))
     await world.look()

@@ -22,9 +22,9 @@ from knafka.core.events.event import Attributes
 from knafka.core.filters.filter_limits import characters_of
 from knafka.core.filters.predicates import Predicate, compile_filter
 
-AdmitsAll: TypeAlias = Callable[[Iterable[Attributes]], bool]
-"""Whether a sender may send all events with these attributes, the events of one request. False as
-well if deciding takes more effort than `cesql.MAX_EFFORT`."""
+AdmitsAll: TypeAlias = Callable[[Iterable[Attributes]], bool | None]
+"""Whether a sender may send all events with these attributes, the events of one request. None: that
+takes more effort than `cesql.MAX_EFFORT` to decide, so it may not."""
 
 FILTER_EFFORT: Final = 4
 """Effort of evaluating one character of a filter: it takes 40 to 200 ns, and reading a character of
@@ -110,12 +110,13 @@ def _compile_rules(rules: Sequence[_Rule]) -> AdmitsAll:
                 return True
         return False
 
-    def admits_all(events: Iterable[Attributes]) -> bool:
-        """Whether each event passes one of the rules, with one limit of effort for all."""
+    def admits_all(events: Iterable[Attributes]) -> bool | None:
+        """Whether each event passes one of the rules, with one limit of effort for all; None: the
+        limit is reached."""
         try:
             with cesql.shared_effort():
                 return all(map(admits, events))
         except cesql.Exhausted:
-            return False
+            return None
 
     return admits_all

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from knafka.dispatcher.engine.sending.authorizing import SinkTokens
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
-"""Bytes of requests that all Egresses of a shard may hold together, in equal shares."""
+"""Bytes of requests that all Egresses of a shard may hold together, in equal shares; twice as many
+while events of some partitions wait for long (`HeldPartitions`)."""
 MIN_EGRESS_BYTES: Final = 4 * 1024 * 1024
 """Smallest share of an Egress in `SHARD_BYTES`, however many Egresses there are: room for some
 events of the largest size."""

@@ -80,6 +80,11 @@ UNAUTHENTICATED: Final = Answer(
 FORBIDDEN: Final = Answer(
     HTTPStatus.FORBIDDEN, "no EventPolicy allows this sender to send this event here"
 )
+TOO_COSTLY: Final = Answer(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "the filters of the EventPolicies cost too much for so many events: send fewer at once",
+)
+"""Sent for a batch that each of its events alone might pass."""
 NOT_ENCRYPTED: Final = Answer(
     HTTPStatus.FORBIDDEN, "encrypted events only: send to the https address in status.address"
 )

@@ -273,10 +273,13 @@ class IngestHandler:
             return
         batch = EventBatch(records)
         held = batch.held + HEADER_OVERHEAD * batch.headers
-        if admits_all is not None and not admits_all(
-            read(record.headers, record.value).attributes for record in records
-        ):
-            route.respond(answers.FORBIDDEN, respond, max(1, len(records)))
+        admitted: bool | None = True
+        if admits_all is not None:
+            attributes = (read(record.headers, record.value).attributes for record in records)
+            admitted = admits_all(attributes)
+        if not admitted:
+            answer = answers.TOO_COSTLY if admitted is None else answers.FORBIDDEN
+            route.respond(answer, respond, max(1, len(records)))
         elif not records:
             route.respond(answers.ACCEPTED, respond)
         elif batch.largest > route.max_event_bytes:

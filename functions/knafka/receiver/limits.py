@@ -26,7 +26,8 @@ class Limits:
 
     in_flight: int = 10_000
     """Events that wait for Kafka: about those of one second at full speed. One of several routes
-    may use half of it at most, and likewise of the bytes (`IngestHandler._has_room`)."""
+    with waiting events may hold only as many as it leaves free, and likewise of the bytes
+    (`IngestHandler._has_room`)."""
     in_flight_bytes: int = 64 * 1024 * 1024
     """Bytes of headers and bodies of the requests being received; and as many again of the events
     that wait for Kafka."""

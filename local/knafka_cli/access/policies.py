@@ -107,7 +107,7 @@ def policy_verdict(
     if isinstance(verdict, bool):
         accepts: bool | None = verdict
     else:
-        accepts = None if event is None else verdict([event])
+        accepts = None if event is None else bool(verdict([event]))
     applied_policies = authentication.applied_policies_of(broker)
     if not applied_policies:
         reasons = [

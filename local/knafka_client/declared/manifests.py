@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger,
 if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
+KEPT: Final = "; until then, objects that are missing from this file stay"
+"""Added to the problem of an object without a kind or a name, which may be any of them."""
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """Suffixes of files that are read in a folder; a file named by itself may have any suffix."""
 
@@ -219,8 +222,10 @@ def _may_be_file(path: Path) -> bool:
     """Return whether a path is a file, or can't be looked at: then reading it fails, too, and says
     why."""
     try:
-        return path.is_file()
-    except OSError:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
         return True
 
 
@@ -259,7 +264,7 @@ def _read_file(
                 problems.append(ManifestProblem(place, f"{identity}: {problem}"))
         except InvalidDocument as error:
             problems.append(
-                ManifestProblem(place, f"{identity}: {error}" if identity else str(error))
+                ManifestProblem(place, f"{identity}: {error}" if identity else f"{error}{KEPT}")
             )
             if identity is None:
                 kept |= previous
@@ -297,11 +302,11 @@ def parse_declared(document: object) -> Resource | None:
 
 
 def objects_in(document: object) -> Iterator[object]:
-    """Yield the objects of one document: the document itself, or its items if it is a List; none if
-    the document is empty."""
+    """Yield the objects of one document: the document itself, or its items if it is a List that has
+    some; none if the document is empty."""
     if isinstance(document, dict) and document.get("kind") == "List":
         items = document.get("items")
-        yield from items if isinstance(items, list) else ()
+        yield from items if isinstance(items, list) else (document,)
     elif document is not None:
         yield document
 

@@ -125,7 +125,7 @@ class Installation:
         with contextlib.ExitStack() as stack:
             try:
                 self.logs.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(self._lock_file.open("a"))
+                file = stack.enter_context(self._lock_file.open("a+"))
             except OSError as error:
                 raise DataFolderInUse(
                     f"{self.data} can't be used ({error}): choose --data-dir DIR"

@@ -48,6 +48,8 @@ KAFKA_JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
     "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
     "-XX:ErrorFile=kafka.crash.log",  # a name that `_refuse_foreign_files` knows
+    "-XX:-CreateCoredumpOnCrash",  # other files in the directory, which it doesn't know
+    "-XX:-DumpReplayDataOnError",
 )
 """Flags of the node's JVM; comments name the reason."""
 

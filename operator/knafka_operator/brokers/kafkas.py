@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.brokers.decide import BrokerConnection
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import services
@@ -19,9 +19,10 @@ from knafka_operator.kafka import credentials, desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, Broker, ConfigMap
+from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.records.state import States
 
 
@@ -71,9 +72,10 @@ class BrokerKafkas:
     async def find_kafka(self, document: Document) -> KafkaCluster:
         """Return the Kafka with a Broker's topic, even if the Broker is invalid, or if its
         ConfigMap or Secret was deleted or changed since. It is the first of these whose servers are
-        those in the Broker's status: the Kafka that is configured now, the one in its record. If
-        none is, connect to these servers without credentials. Raises the errors in `EXPECTED` if
-        the Kafka isn't known, and `ClusterError`."""
+        those in the Broker's status, or else that has the topic with the id in the status: the
+        Kafka that is configured now, the one in its record. If none is, connect to the servers in
+        the status without credentials. Raises the errors in `EXPECTED` if the Kafka isn't known,
+        and `ClusterError`."""
         candidates: list[KafkaCluster] = []
         failure: KnafkaError | None = None
         try:
@@ -85,6 +87,10 @@ class BrokerKafkas:
         if record is not None and record.kafka is not None:
             candidates.append(record.kafka)
         servers = status_annotations(document).get(desired.BOOTSTRAP_SERVERS)
+        if all(candidate.bootstrap_servers != servers for candidate in candidates):
+            for candidate in candidates:
+                if await _has_topic(candidate, document):  # its servers have other addresses by now
+                    return candidate
         kafka = self.kafkas.find_cluster(servers, candidates)
         if kafka is None:
             assert failure is not None
@@ -106,6 +112,19 @@ class BrokerKafkas:
         `InvalidDocument` if it can't be parsed."""
         stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if stored is None else parse(ConfigMap, stored)
+
+
+async def _has_topic(kafka: KafkaCluster, document: Document) -> bool:
+    """Whether a Kafka answers and has the topic of the name and id in a Broker's status."""
+    annotations = status_annotations(document)
+    topic, topic_id = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
+    if not topic or not topic_id:
+        return False
+    try:
+        description = await kafka.topics.describe_topic(topic)
+    except LogError:
+        return False
+    return description is not None and description.id == topic_id
 
 
 def _without_delivery(document: Document) -> Broker:

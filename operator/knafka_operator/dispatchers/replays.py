@@ -156,7 +156,8 @@ class Replays:
         try:
             await apply_service(self._cluster, manifest, trigger)
         finally:
-            is_gone = record.uid != trigger.metadata.uid or self._current_delivery(identity) is None
+            current = self._states.triggers.get(identity)
+            is_gone = current is None or current.uid != trigger.metadata.uid
             if is_gone:
                 # The Trigger's deletion may have looked for the Service before it was created.
                 await delete_service(self._cluster, name, trigger, namespace)

@@ -10,9 +10,9 @@ from typing import Final
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions.services import compact_json
 
-MAX_CONTRACT: Final = 100_000
-"""Most characters of a contract in an environment variable: Linux accepts 128 KiB for one, and a
-container with a larger one can't start."""
+MAX_CONTRACT: Final = 130_000
+"""Most characters of a contract in an environment variable: Linux accepts 128 KiB for one with its
+name, and a container with a larger one can't start."""
 
 
 def contract_variable(document: object, function: str, advice: str) -> str:

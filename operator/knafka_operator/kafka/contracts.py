@@ -210,6 +210,10 @@ class ContractTopic(Generic[T]):
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 errors = await self._append_durably(writes)
+                for index, write in enumerate(writes if len(writes) > 1 else ()):
+                    if (failure := errors[index]) is not None and failure.too_large:
+                        # Kafka may have refused a whole batch of records for one of them.
+                        (errors[index],) = await self._append_durably([write])
                 position = await self._read_end()
         except BaseException as error:
             self.known = False

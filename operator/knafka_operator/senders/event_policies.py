@@ -86,6 +86,11 @@ class StoredPolicy:
         is_parsed = "applied" in vars(self)
         if is_parsed or ("_targets" in vars(self) and not self.applies_to(resource)):
             return 0
+        return self._spec_characters
+
+    @cached_property
+    def _spec_characters(self) -> int:
+        """Number of characters of the spec; counting stops at `MAX_FILTER_CHARACTERS`."""
         return characters_of(self.document.get("spec"), MAX_FILTER_CHARACTERS)
 
     @cached_property

@@ -91,8 +91,9 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             record = self.records[identity] = SinkRecord(uid)
         if (topic := _created_topic(document)) is not None:
             self._claim(record, _declared_servers(document), topic)
+            # Not yet validated: a negative number would make room for other sinks.
             if isinstance(partitions := document["spec"].get("numPartitions"), int):
-                record.partitions = partitions
+                record.partitions = max(0, partitions)
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:

@@ -21,6 +21,7 @@ from typing import Any
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import AwaitReplacement, Effect
 from knafka_operator.decisions.status import ConditionSet, NotReady
+from knafka_operator.decisions.steps import Step
 from knafka_operator.dispatchers.conditions import delivering_condition, scaling_annotations
 from knafka_operator.dispatchers.dead_letter_monitor import DeadLetterMonitor
 from knafka_operator.dispatchers.shard_services import Shards
@@ -100,8 +101,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def needs_finalizer(self, document: Document) -> bool:
         """Whether the Trigger's Broker exists and is served by Knafka."""
         family = self.states.family
-        kind = family.broker_version, family.broker
-        broker = await self.cluster.get(*kind, *broker_of(document))
+        broker = await self.cluster.get(family.broker_version, family.broker, *broker_of(document))
         return broker is not None and self.brokers.is_ours(broker)
 
     async def on_absent(self, identity: Identity) -> Requeue:
@@ -354,9 +354,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def follow_up(
         self, effect: Effect, observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Record, after `AwaitReplacement`, that pods of older Revisions have ended."""
+        """Record after an effect which pods have ended."""
         if isinstance(effect, AwaitReplacement):
             record.may_have_old_pods = False
+        elif effect.step is Step.DELETE_FUNCTIONS and record.watched is None:
+            record.granted_min_scale = 0
         return observed
 
     async def start_delivery(
@@ -378,9 +380,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:
         """Stop the delivery of a Trigger whose Broker may not use its topic, and delete its
         functions; a failure is logged."""
-        stopped = await super().run_effects(
-            stop_effects(observed.document, self.settings), observed, record
-        )
+        effects = stop_effects(observed.document, self.settings)
+        stopped = await super().run_effects(effects, observed, record)
         if stopped.failure is not None:
             kind, identity = self.states.family.trigger, Identity.of(observed.document)
             log.warning("%s %s could not be stopped: %s", kind, identity, stopped.failure)

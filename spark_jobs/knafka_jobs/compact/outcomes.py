@@ -24,7 +24,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     """Return the rows of `sent` whose events are settled now, with their `outcome`.
 
     An event has failed again if `records` has a dead letter of its Trigger whose origin is the
-    event's position in its replay topic, and which isn't older than the event (`not_older`).
+    event's position in its replay topic, and which isn't older than the event.
     Without such a dead letter, it is resolved if it is settled: if it lies below the offset `until`
     that its Trigger's group has committed (`committed`: `topic_id`, `partition`, `until`). The
     commits must be read before the records, as a dead letter is written before its commit.
@@ -33,16 +33,20 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     position = [*TRIGGER, "topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
         *TRIGGER,
+        F.col("failure_id").alias("failed_id"),
         F.col("origin_topic").alias("topic"),
         F.col("origin_partition").alias("partition"),
         F.col("origin_offset").alias("offset"),
         "appended",
     )
     pending = sent.where("outcome IS NULL")
+    # An older dead letter is of an earlier record at that position, unless it is of this event:
+    # then the clocks differ.
+    is_newer = F.col("appended") >= F.col("sent")
+    is_same_event = F.col("failed_id") == F.col("failure_id")
     failed_positions = (
         pending.join(dead_lettered, position)
-        # An older dead letter is of an earlier record at that position.
-        .where(not_older(F.col("appended"), F.col("sent")))
+        .where(is_newer | (is_same_event & not_older(F.col("appended"), F.col("sent"))))
         .select(*position)
         .distinct()
     )
