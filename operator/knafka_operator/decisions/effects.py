@@ -297,7 +297,7 @@ class StartDelivery:
     watched: Any
     """The delivery to start: `records.delivery.Watched` or `sensors.decide.WatchedSensor`."""
     replaces: bool = False
-    """Whether pods of the previous delivery may still drain without requests."""
+    """Whether pods of the previous delivery may still deliver."""
 
 
 @dataclass(frozen=True, slots=True)

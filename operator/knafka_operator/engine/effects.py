@@ -64,7 +64,7 @@ class DeliveryEffects(Protocol):
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         """Start the drains of `watched`, the decided delivery; returns the scaler's status once
         previous drains have ended. `replaces`: whether pods of the previous delivery may still
-        drain without requests."""
+        deliver."""
         ...
 
     async def end_delivery(self, document: Document) -> None:

@@ -141,7 +141,7 @@ class KafkaSources(Triggers):
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
         """Start the delivery `watched`; returns the scaler's status once the previous drains have
-        ended. `replaces`: pods of the previous delivery may still drain by themselves."""
+        ended. `replaces`: pods of the previous delivery may still deliver."""
         self.states.ensure_trigger(document).may_have_old_pods = replaces
         await self.deliver(Identity.of(document), watched)
         return self.scaling_status(Identity.of(document))

@@ -365,7 +365,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
         """Start the delivery `watched`; returns the scaler's status once the previous drains have
-        ended. `replaces`: pods of the previous delivery may still drain by themselves. Raises
+        ended. `replaces`: pods of the previous delivery may still deliver. Raises
         `NotReady` if the Broker is being deleted."""
         identity = Identity.of(document)
         self.shards.active_record(broker_of(document))  # raises `NotReady` without one
