@@ -167,7 +167,7 @@ s3-gateway: $(VENV)/.dev ## Compile the S3 that tests of tables in a bucket need
 java: build/java/bin/java ## Keep the classes of Kafka and Spark, so that tests start them faster (a minute)
 
 build/java/bin/java: requirements/dev.lock $(wildcard local/knafka_local/kafka/*.sha256) | $(VENV)/.dev
-	PYTHONPATH=tests $(BIN)/python -m support.quick_java
+	PYTHONPATH=tests $(BIN)/python -m support.quick_java $(JAVA_CLASSES)
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest; COMPILED=1)
 	$(BUILD_IMAGES) --tag $(TAG) $(COMPILED_OPTION)

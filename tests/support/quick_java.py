@@ -1,6 +1,7 @@
 """A `java` for the tests that has the classes of Kafka and of Spark ready when it starts.
 
     python -m support.quick_java             # `make java`: 40 CPU seconds; 240 MB in build/java
+    python -m support.quick_java kafka       # Kafka's alone: for few starts of Spark it doesn't pay
 
 A new folder of Kafka isn't formatted by Kafka's tool, which takes a Java of its own: the script
 writes what the tool wrote once, with the folder's own ids. That saves two fifths of what is left.
@@ -25,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +35,9 @@ import pytest
 HOME: Final = Path(__file__).parents[2] / "build" / "java"
 JAVA: Final = HOME / "bin" / "java"
 ARCHIVES: Final = ("kafka", "spark")
+WRITE_TIMEOUT: Final = 60.0
+"""Seconds after its end in which a Java may write its archive, which takes it ten. Java 17's took
+over four minutes where the addresses of its classes collided in a table (`ArchiveBuilder`)."""
 CHECKPOINT: Final = "bootstrap.checkpoint"
 """What Kafka's tool writes into a new folder besides its ids: the same for each node of ours."""
 MAKE: Final = "KNAFKA_MAKE_CLASS_ARCHIVE"
@@ -89,8 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAVA_HOME", str(HOME))
 
 
-def make() -> None:
-    """Make the script and both archives, whatever there was before."""
+def make(names: Sequence[str]) -> None:
+    """Make the script and the archives of these names, whatever there was before."""
     from knafka_local.kafka.kafka_distribution import find_java
 
     if os.environ.get("JAVA_HOME") == str(HOME):
@@ -99,13 +104,13 @@ def make() -> None:
     shutil.rmtree(HOME, ignore_errors=True)
     write_script(HOME, java)
     running = []
-    for name in ARCHIVES:
+    for name in names:
         environment = {**os.environ, "JAVA_HOME": str(HOME), MAKE: name}
         # As a module: a script's own folder comes first in the path, and a module of ours there may
         # have the name of a library's.
-        command = [sys.executable, "-m", "support.quick_java", name]
+        command = [sys.executable, "-m", "support.quick_java"]
         running.append(subprocess.Popen(command, env=environment))
-    for name, process in zip(ARCHIVES, running, strict=True):
+    for name, process in zip(names, running, strict=True):
         unfinished = HOME / f"{name}.jsa.unfinished"
         if process.wait():
             raise SystemExit(f"the classes of {name} could not be kept")
@@ -162,7 +167,12 @@ async def use_kafka() -> None:
         assert server.pid is not None
         # Not by `stop`, which lets it write for 15 s only: a busy machine takes longer.
         os.kill(server.pid, signal.SIGTERM)
-        await server.wait()
+        try:
+            await asyncio.wait_for(server.wait(), WRITE_TIMEOUT)
+        except TimeoutError:
+            os.kill(server.pid, signal.SIGKILL)
+            await server.wait()
+            _drop_unfinished("kafka")
 
 
 def use_spark() -> None:
@@ -182,14 +192,24 @@ def use_spark() -> None:
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()
-        gateway.proc.wait()
+        try:
+            gateway.proc.wait(WRITE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            gateway.proc.kill()
+            gateway.proc.wait()
+            _drop_unfinished("spark")
+
+
+def _drop_unfinished(name: str) -> None:
+    """Delete the archive that a Java hasn't written to its end, if it has begun to."""
+    (HOME / f"{name}.jsa.unfinished").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["kafka"]:
+    match os.environ.get(MAKE):
+        case "kafka":
             asyncio.run(use_kafka())
-        case ["spark"]:
+        case "spark":
             use_spark()
         case _:
-            make()
+            make(sys.argv[1:] or ARCHIVES)
