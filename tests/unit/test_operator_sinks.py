@@ -310,7 +310,7 @@ async def test_policies_that_no_environment_can_hold_are_said_and_the_receiver_s
                 "metadata": {"namespace": SHOP, "name": f"p{number}"},
                 "spec": {"from": [{"sub": "s" * 1000}]},
             }
-            for number in range(120)
+            for number in range(150)
         ]
         world.inner.operator.on_policies(policies, [])
         await world.turn()
