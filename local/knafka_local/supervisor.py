@@ -76,6 +76,11 @@ class UpOptions:
     require_auth: bool = False
     """Whether senders must show a token of the issuer that runs on this machine."""
 
+    @property
+    def first_channels_port(self) -> int:
+        """The port that is tried first for KafkaChannels."""
+        return self.port + 1 if self.channels_port is None else self.channels_port
+
 
 class Supervisor:
     """Runs everything that `knafka up` starts, while the context `running` is open. `snapshot`,
@@ -191,7 +196,7 @@ class Supervisor:
         options = self._options
         if options.channels_port is not None:
             return _listen_at(options.channels_port, "--channels-port")
-        port = options.port + 1
+        port = options.first_channels_port
         # Most installations have no KafkaChannels: a port in use must not prevent their start.
         with contextlib.suppress(OSError, OverflowError):
             # Leave Kafka's port free, since Kafka starts only later: 0 takes any free port.

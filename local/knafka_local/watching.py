@@ -52,7 +52,7 @@ class FolderWatcher:
         """
         folders = frozenset(folders)
         stop_event = stop_event or asyncio.Event()
-        unwatched: frozenset[Path] = frozenset()  # the folders that were watched before
+        unwatched: frozenset[Path] = frozenset()  # folders whose changes may be missed
 
         def is_file_or_folder(change: Change, path: str) -> bool:
             """Return whether a change is one of a relevant file, or of a folder itself."""
@@ -86,22 +86,20 @@ class FolderWatcher:
                             folder in deleted or _inode_of(folder) != inode
                             for folder, inode in watched.items()
                         ):
-                            # What this watch has gathered since is lost, of all folders.
+                            # Changes in any folder that this watch has gathered since are lost.
                             unwatched = folders
                             break
-            except FileNotFoundError:  # a folder was removed just now
-                await asyncio.sleep(REPLACED_CHECK_INTERVAL)
             except (OSError, WatchfilesRustInternalError, ExceptionGroup) as error:
                 # watchfiles wraps what happens after the start in an ExceptionGroup.
-                if self._polls:
-                    await asyncio.sleep(REPLACED_CHECK_INTERVAL)
-                    continue
-                self._polls = True
-                self._say(
-                    f"{self._subject} are polled for changes, since they can't be watched "
-                    f"({error}): the sysctls fs.inotify.max_user_instances and max_user_watches "
-                    "may be too low"
-                )
+                if self._polls or isinstance(error, FileNotFoundError):
+                    await asyncio.sleep(REPLACED_CHECK_INTERVAL)  # a folder was removed just now
+                else:
+                    self._polls = True
+                    self._say(
+                        f"{self._subject} are polled for changes, since they can't be watched "
+                        f"({error}): the sysctls fs.inotify.max_user_instances and "
+                        "max_user_watches may be too low"
+                    )
 
 
 def _inode_of(folder: Path) -> tuple[int, int] | None:

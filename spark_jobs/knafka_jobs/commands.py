@@ -111,18 +111,14 @@ def delete_expired(spark: SparkSession, arguments: Namespace, now: datetime) -> 
     """Delete the failures of a Broker whose retention has ended by `now`; returns how many.
 
     `arguments` has the Broker, the tables, and for how many hours resolved and unresolved failures
-    are kept (None: for ever). The last day of a retention (in UTC) is kept whole. Raises
-    `JobError`.
+    are kept (None: for ever). Raises `JobError`.
     """
-    resolved_before, unresolved_before = (
-        None if hours is None else (now - timedelta(hours=hours)).date()
-        for hours in (arguments.resolved_hours, arguments.unresolved_hours)
-    )
 
     def choose(failures: DataFrame) -> DataFrame:
         """Return the Broker's failures whose retention has ended."""
         own_failures = select_failures(failures, FailureSelection(broker=arguments.broker))
-        return expired_failures(own_failures, resolved_before, unresolved_before)
+        hours = (arguments.resolved_hours, arguments.unresolved_hours)
+        return expired_failures(own_failures, now, *hours, timedelta(hours=1))
 
     with _opened_tables(spark, arguments.tables) as tables, tables.locked():
         return delete_failures(tables, choose, partial(fold_leftovers, tables))

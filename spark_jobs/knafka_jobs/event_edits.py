@@ -47,7 +47,7 @@ too."""
 _match_name = re.compile(rb"[ \t\r\n]*(" + _STRING + rb")[ \t\r\n]*:").match
 """Matches the name of a member, up to the colon."""
 
-_decode_name = msgspec.json.Decoder(str).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_value = msgspec.json.Decoder(msgspec.Raw).decode
 """Checks JSON, and returns its bytes (`Raw`)."""
 _encode = msgspec.json.Encoder().encode
@@ -225,7 +225,7 @@ def _is_same_value(written: bytes, value: bytes) -> bool:
     """Whether two JSON values are the same: two texts, however their characters are escaped, or two
     others that are written alike but for spaces."""
     if written[:1] == b'"' == value[:1]:
-        return bool(_decode_value(written) == _decode_value(value))
+        return _decode_text(written) == _decode_text(value)
     return _without_spaces(written) == _without_spaces(value)
 
 
@@ -264,7 +264,7 @@ def _members(document: bytes, start: int, end: int) -> list[_Member]:
 def _find_member(members: Sequence[_Member], token: str) -> _Member | None:
     """Return the member of an object that has this name; None if there is none. Raises
     `CannotEdit` if several have it, as readers differ in which one counts."""
-    named = [member for member in members if _decode_name(member.name) == token]
+    named = [member for member in members if _decode_text(member.name) == token]
     if len(named) > 1:
         raise CannotEdit(f"the data have {len(named)} members {token!r:.80}")
     return named[0] if named else None
@@ -290,8 +290,8 @@ def _without_spaces(value: bytes) -> bytes:
 
 def _split(text: str, expected_form: str) -> tuple[str, str]:
     """Split a text at its first equals sign, and return the parts before and after it. Raises
-    `ValueError`, whose text names `expected_form`, if there is no equals sign, or if the text is
-    none, as of a command line that isn't in UTF-8."""
+    `ValueError`, whose text names `expected_form`, if there is no equals sign, or if the text isn't
+    UTF-8, as an argument of a command line may be."""
     if _find_surrogate(text):
         raise ValueError(f"{text!r:.80} is not UTF-8")
     name, equals, value = text.partition("=")

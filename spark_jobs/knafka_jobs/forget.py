@@ -8,7 +8,7 @@ If a run is killed at any step, the next one finds the same failures again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -87,13 +87,22 @@ def _still_in_topics(positions: DataFrame, in_topics: DataFrame) -> DataFrame:
 
 
 def expired_failures(
-    failures: DataFrame, resolved_before: date | None, unresolved_before: date | None
+    failures: DataFrame,
+    now: datetime,
+    resolved_kept: float | None,
+    unresolved_kept: float | None,
+    unit: timedelta,
 ) -> DataFrame:
-    """Return the failures that were resolved before the day `resolved_before`, and the unresolved
-    ones that last failed before the day `unresolved_before`.
+    """Return the failures whose retention has ended by `now`.
 
-    If a day is None, no failures of its kind are returned.
+    Resolved failures are kept for `resolved_kept` times `unit` from `resolved` on, unresolved ones
+    for `unresolved_kept` times `unit` from the day of their last dead letter on; None: for ever.
+    The last day of a retention (in UTC) is kept whole.
     """
+    resolved_before, unresolved_before = (
+        None if kept is None else (now - kept * unit).date()
+        for kept in (resolved_kept, unresolved_kept)
+    )
     is_resolved = F.col("resolved").isNotNull()
     is_old = F.lit(False)
     if resolved_before is not None:

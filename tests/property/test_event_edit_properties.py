@@ -137,6 +137,11 @@ def test_data_that_have_the_value_already_are_not_edited(edit: str) -> None:
     assert EventEdits.parse(set_data=[edit]).edit(event) == event
 
 
+def test_a_text_is_the_same_however_its_characters_are_escaped() -> None:
+    event = Event(EVENT.attributes, rb'{"b": "caf\u00e9", "u": "http:\/\/x"}')
+    assert EventEdits.parse(set_data=["/b=café", "/u=http://x"]).edit(event) == event
+
+
 @pytest.mark.parametrize(
     ("data", "pointer", "problem"),
     [

@@ -36,8 +36,8 @@ HOME: Final = Path(__file__).parents[2] / "build" / "java"
 JAVA: Final = HOME / "bin" / "java"
 ARCHIVES: Final = ("kafka", "spark")
 WRITE_TIMEOUT: Final = 60.0
-"""Seconds after its end in which a Java may write its archive, which takes it ten. Java 17's took
-over four minutes where the addresses of its classes collided in a table (`ArchiveBuilder`)."""
+"""Seconds that an ending Java has for writing its archive; it usually takes ten. A Java 17 took
+over four minutes when the addresses of its classes collided in a table (`ArchiveBuilder`)."""
 CHECKPOINT: Final = "bootstrap.checkpoint"
 """What Kafka's tool writes into a new folder besides its ids: the same for each node of ours."""
 MAKE: Final = "KNAFKA_MAKE_CLASS_ARCHIVE"

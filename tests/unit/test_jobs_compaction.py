@@ -196,8 +196,8 @@ def test_garbage_is_kept_as_an_undecodable_record(
 
 
 def test_a_dead_letter_in_another_owners_topic_is_nobodys(spark: SparkSession) -> None:
-    """Whoever may write to one tenant's topic could else have events sent to another's subscriber:
-    a replay by Broker goes past that Broker's EventPolicies."""
+    """A tenant could have events sent to another tenant's subscriber by records in a topic of its
+    own: a replay by Broker asks no EventPolicy of that Broker."""
     forged = names.dead_letter_topic("evil", "main", "mail")
     own = [f"ce_knafka{name}" for name in ("namespace", "broker", "trigger")]
     nobodys = [(name, raw) for name, raw in letter()[0] if name not in own]

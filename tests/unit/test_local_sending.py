@@ -172,7 +172,7 @@ async def test_the_events_before_a_broken_one_are_sent_answered_and_counted(batc
     assert len(answers) == summary.statuses[202] == 7
 
 
-async def test_an_error_of_whoever_shows_the_answers_is_raised_as_it_is() -> None:
+async def test_an_error_while_an_answer_is_shown_is_raised_as_it_is() -> None:
     """`knafka send | head -1` printed an ExceptionGroup."""
 
     def show(_: SendResult) -> None:

@@ -46,8 +46,7 @@ def test_the_help_has_every_target_that_is_described() -> None:
         text=True,
         check=True,
     ).stdout
-    described = [line for line in (ROOT / "Makefile").read_text().splitlines() if ": " in line]
-    described = [line.partition(":")[0] for line in described if re.match(r"[\w-]+:.* ## ", line)]
+    described = re.findall(r"^([\w-]+):.* ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [line.split()[0] for line in told.splitlines()] == described
 
 

@@ -38,7 +38,7 @@ async def run_until_stopped(
     _stop_on_signals(supervisor, view)
     try:
         # What is started later must find its port free.
-        ports = {options.port, options.channels_port or options.port + 1, options.kafka_port}
+        ports = {options.port, options.first_channels_port, options.kafka_port}
         with opening.open_listener(
             options.console_port, enabled=options.console, other_ports=ports
         ) as listener:

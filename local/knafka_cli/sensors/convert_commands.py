@@ -75,16 +75,9 @@ def convert_sensors(
 def _read_sensors(file: Path) -> list[dict[str, object]]:
     """Return the objects of kind `Sensor`, of any apiVersion, in a YAML file. Raises `BadInput` if
     there is none, or the file can't be read."""
-    # Imported here for the same reason as above.
-    from knafka_client.declared.manifests import UnreadableFile, read_documents
-
-    try:
-        documents = [document for _, document in read_documents(file)]
-    except UnreadableFile as error:
-        raise event_input.BadInput(f"{file} {error}") from None
     sensors = [
         document
-        for document in documents
+        for document in event_input.read_objects(file)
         if isinstance(document, dict) and document.get("kind") == "Sensor"
     ]
     if not sensors:

@@ -294,16 +294,11 @@ def _print_errors(errors: Mapping[str, int]) -> None:
 
 def _read_sensor(file: Path) -> Sensor:
     """Return the only Sensor in a YAML file. Raises `BadInput` and `InvalidDocument`."""
-    from knafka_client.declared.manifests import UnreadableFile, read_documents
     from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
-    try:
-        documents = [document for _, document in read_documents(file)]
-    except UnreadableFile as error:
-        raise event_input.BadInput(f"{file} {error}") from None
     sensors = [
         document
-        for document in documents
+        for document in event_input.read_objects(file)
         if isinstance(document, dict)
         and (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
     ]

@@ -1,10 +1,12 @@
-"""Reads events from command line options, and from files with one event per line."""
+"""Reads events from command line options, and from files with one event per line; and the objects
+of a YAML file."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from knafka.core.errors import InvalidEvent, KnafkaError
 from knafka.core.events import json_format
@@ -13,6 +15,17 @@ from knafka.core.events.event import Event, validate
 
 class BadInput(KnafkaError):
     """The user's input, typed or in a file, can't be used; the text says why."""
+
+
+def read_objects(file: Path) -> Sequence[object]:
+    """Return every object in a YAML file. Raises `BadInput` if the file can't be read."""
+    # Imported here, as the operator's models would slow the start of every other command.
+    from knafka_client.declared.manifests import UnreadableFile, read_documents
+
+    try:
+        return [document for _, document in read_documents(file)]
+    except UnreadableFile as error:
+        raise BadInput(f"{file} {error}") from None
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:

@@ -40,8 +40,9 @@ from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger,
 if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
-KEPT: Final = "; until then, objects that are missing from this file stay"
-"""Added to the problem of an object without a kind or a name, which may be any of them."""
+KEPT_OBJECTS_NOTE: Final = "; until then, objects that are missing from this file stay"
+"""Added to the problem of an object without a kind or a name: it may be any object that the file
+had before."""
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """Suffixes of files that are read in a folder; a file named by itself may have any suffix."""
 
@@ -236,8 +237,8 @@ def _read_file(
 
     `previous` are the objects that the file had when it was last read. An invalid object is
     returned as it is in `previous`, and described in a new entry of `problems`. If the whole file
-    can't be read, or one of its objects has no kind or name, which may be any of `previous`, then
-    no object is missing: all of `previous` is returned, except for what is valid now.
+    can't be read, all of `previous` is returned. So it is if an object has no kind or no name, as
+    it may be any of `previous`; objects that are valid now replace their previous state.
     """
     try:
         placed_documents = read_documents(file)
@@ -264,7 +265,9 @@ def _read_file(
                 problems.append(ManifestProblem(place, f"{identity}: {problem}"))
         except InvalidDocument as error:
             problems.append(
-                ManifestProblem(place, f"{identity}: {error}" if identity else f"{error}{KEPT}")
+                ManifestProblem(
+                    place, f"{identity}: {error}" if identity else f"{error}{KEPT_OBJECTS_NOTE}"
+                )
             )
             if identity is None:
                 kept |= previous

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from knafka.core import documents
+from knafka.core import documents, names
 from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, Egress, Ingress, TopicSettings
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -223,7 +222,7 @@ def log_name(function: str, namespace: str, name: str) -> str:
     full_name = f"{function}-{namespace}.{name}"
     if len(full_name) <= LONGEST_LOG_NAME:
         return full_name
-    digest = hashlib.sha256(full_name.encode()).hexdigest()[:16]
+    digest = names.short_digest(full_name)
     # No object's name has an underscore.
     return f"{full_name[: LONGEST_LOG_NAME - len(digest) - 1]}_{digest}"
 

@@ -314,10 +314,10 @@ def replayed_at(record: Record, last_replays: LastReplays) -> int | None:
     # Of a replay that edited the data, `last_replays` has the digest without data.
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
     replays = [last_replays[digest] for digest in digests if digest in last_replays]
-    # One of the replayed record failed after it, though its time, of another broker, may be less.
-    if not replays or max(replays)[1] == origin_of(record.headers() or []):
+    # A dead letter of the replayed record is younger than that, even if a broker's clock is behind.
+    if not replays or (last := max(replays))[1] == origin_of(record.headers() or []):
         return None
-    return max(replays)[0] if max(replays)[0] >= record.timestamp()[1] else None
+    return last[0] if last[0] >= record.timestamp()[1] else None
 
 
 def _event_digest(record: Record, *, with_data: bool) -> bytes:

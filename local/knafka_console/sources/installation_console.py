@@ -15,8 +15,9 @@ from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError
 from knafka.core.events.event import Event
 from knafka_client.declared import annotating, triggers
+from knafka_client.declared.declared_source import trigger_name_of
 from knafka_client.declared.manifests import DeclaredObjects, ManifestPlace, ObjectIdentity
-from knafka_client.state.installation import SUBSCRIPTION_PREFIX, RunningState
+from knafka_client.state.installation import RunningState
 from knafka_client.state.snapshot import Snapshot
 from knafka_console.model import snapshot_document
 from knafka_console.model.document import (
@@ -109,13 +110,11 @@ class InstallationConsole:
         """Return the latest dead letters of a Trigger or Subscription (the page calls them
         failures), with commands that show more, and a link to the last report if there is one.
         Raises `NotFound` and `LogError`."""
-        letters = await self._letters.read_latest(
-            self._egress_of(trigger), self._kafka_configuration()
-        )
+        egress = self._egress_of(trigger)
+        letters = await self._letters.read_latest(egress, self._kafka_configuration())
         report = "report" if (self._data / REPORT_FILE).exists() else ""
-        prefix = SUBSCRIPTION_PREFIX if trigger.kind == "Subscription" else ""
         commands = {
-            "Show them": f"knafka dead-letters show {prefix}{trigger.id}",
+            "Show them": f"knafka dead-letters show {trigger_name_of(egress)}",
             "Report on all of them": "knafka dead-letters report --open",
         }
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, commands, report)

@@ -275,9 +275,9 @@ class KafkaServer:
     def _write_configuration(self) -> None:
         """Write the node's properties and logging configuration, with its current ports.
 
-        Paths are relative to the node's directory, in which it runs: an absolute one may have what
-        means something else in these files, such as a comma in `log.dirs`, or a letter that Java
-        reads as ISO-8859-1.
+        Paths are relative to the node's directory, in which it runs: an absolute path may have
+        characters that mean something else in these files, such as a comma in `log.dirs`, or
+        letters that Java misreads as ISO-8859-1.
         """
         addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
         _write_properties(
@@ -334,7 +334,7 @@ class KafkaServer:
             Command(
                 (java, *KAFKA_JVM_FLAGS, logging, main_class, *arguments),
                 self.log_file,
-                # In a locale that isn't UTF-8, Java can't use a directory with other letters.
+                # In a locale that isn't UTF-8, Java can't use a directory whose name isn't ASCII.
                 {"CLASSPATH": self._distribution.class_path, "LC_ALL": "C.UTF-8"},
                 self.directory,
                 stop_timeout=KAFKA_STOP_TIMEOUT,

@@ -86,8 +86,7 @@ class Child:
         """Start the command; `show` is called with each line that it prints to stdout (None: all of
         its output goes only to the log).
 
-        Raises `OSError` if the program can't be run, and `ValueError` if the command, its folder or
-        its environment has a null byte. The thread that calls this must live as long
+        Raises `OSError` if the program can't be run. The thread that calls this must live as long
         as the child does (see `die_with_parent`).
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +100,20 @@ class Child:
                 read_end, write_end = os.pipe()
                 output = asyncio.create_task(_forward_output(read_end, command.log, show))
                 stdout = stack.enter_context(os.fdopen(write_end, "wb"))
-            process = await asyncio.create_subprocess_exec(
-                *command.arguments,
-                env={**os.environ, **_CHILD_ENVIRONMENT, **command.environment},
-                cwd=command.folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=log,
-                pass_fds=() if command.listener is None else (command.listener.fileno(),),
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command.arguments,
+                    env={**os.environ, **_CHILD_ENVIRONMENT, **command.environment},
+                    cwd=command.folder,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=log,
+                    pass_fds=() if command.listener is None else (command.listener.fileno(),),
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
+            except ValueError as error:  # a null byte in the command, its folder or its environment
+                raise OSError(str(error)) from None
         return Child(process, output, command.stop_timeout)
 
     @property
@@ -196,8 +198,8 @@ class Supervised:
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
         """Start the process in a task, at once; this needs a running event loop.
 
-        The function `start` starts the process and returns it. If it raises `OSError`, `ValueError`
-        or `KnafkaError`, it is called again after the backoff. `name` and `say` are for messages to
+        The function `start` starts the process and returns it. If it raises `OSError` or
+        `KnafkaError`, it is called again after the backoff. `name` and `say` are for messages to
         the user about each end of the process.
         """
         self._name = name
@@ -227,7 +229,7 @@ class Supervised:
         """Run the process until it ends by itself; returns how it ended, as part of a sentence."""
         try:
             process = await self._start()
-        except (OSError, ValueError, KnafkaError) as error:  # a null byte is a ValueError
+        except (OSError, KnafkaError) as error:
             return f"can't be started: {error}"
         try:
             return describe_exit(await process.wait())

@@ -189,11 +189,11 @@ class Programs:
             self._show_program_line(service[1], line)
 
         async def start() -> _ReportingChild:
-            """Start the program's process, which reports its readiness. Raises `OSError` or
-            `ValueError` after reporting that it can't be started."""
+            """Start the program's process, which reports its readiness. Raises `OSError` after
+            reporting that it can't be started."""
             try:
                 child = await Child.start(command, show)
-            except (OSError, ValueError) as error:  # `ValueError`: a null byte in the command
+            except OSError as error:
                 await self.report(service, Status.FALSE, f"its command can't be started: {error}")
                 raise
             return _ReportingChild(child, service, port, log, self.report)

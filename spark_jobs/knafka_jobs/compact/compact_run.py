@@ -267,16 +267,12 @@ def forget_expired(
         return 0
     if not tables.is_due("failures", _RETENTION, now):
         return 0
-    resolved_before, unresolved_before = (
-        None if days is None else (now - timedelta(days=days)).date()
-        for days in (resolved, unresolved)
-    )
     starts = [(topic_id, partition, span.start) for (topic_id, partition), span in spans.items()]
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
         """Return the failures whose retention has ended."""
-        return expired_failures(failures, resolved_before, unresolved_before)
+        return expired_failures(failures, now, resolved, unresolved, timedelta(days=1))
 
     count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
     tables.note_done("failures", _RETENTION, now)

@@ -237,8 +237,8 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     judged = compute_rows(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
     resolved = judged.transform(resolved_failures)
     in_known_days = in_days("failures.day", distinct_days(load_known_days(tables, resolved)))
-    # A failure that has failed once more since the event was sent stays unresolved. So does one of
-    # which this run hasn't read that yet: the fold compares the same times (`merge_clauses`).
+    # A failure that failed once more after the event was sent stays unresolved. If this run hasn't
+    # read that dead letter yet, the fold makes it unresolved again (`merge_clauses`).
     tables.update(
         resolved,
         "failures",

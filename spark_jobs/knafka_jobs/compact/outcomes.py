@@ -24,7 +24,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     """Return the rows of `sent` whose events are settled now, with their `outcome`.
 
     An event has failed again if `records` has a dead letter of its Trigger whose origin is the
-    event's position in its replay topic, and which isn't older than the event.
+    event's position in its replay topic, and which isn't older than the event (`not_older`).
     Without such a dead letter, it is resolved if it is settled: if it lies below the offset `until`
     that its Trigger's group has committed (`committed`: `topic_id`, `partition`, `until`). The
     commits must be read before the records, as a dead letter is written before its commit.
@@ -33,20 +33,17 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     position = [*TRIGGER, "topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
         *TRIGGER,
-        F.col("failure_id").alias("failed_id"),
         F.col("origin_topic").alias("topic"),
         F.col("origin_partition").alias("partition"),
         F.col("origin_offset").alias("offset"),
         "appended",
     )
     pending = sent.where("outcome IS NULL")
-    # An older dead letter is of an earlier record at that position, unless it is of this event:
-    # then the clocks differ.
-    is_newer = F.col("appended") >= F.col("sent")
-    is_same_event = F.col("failed_id") == F.col("failure_id")
     failed_positions = (
         pending.join(dead_lettered, position)
-        .where(is_newer | (is_same_event & not_older(F.col("appended"), F.col("sent"))))
+        # An older dead letter is of an earlier record at that position. One that is older by less
+        # than clocks may differ counts: to send an event once more is better than to lose it.
+        .where(not_older(F.col("appended"), F.col("sent")))
         .select(*position)
         .distinct()
     )
@@ -68,8 +65,8 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
 
 
 def not_older(appended: Column, sent: Column) -> Column:
-    """Return the condition that a dead letter appended at a time may be of an event that was sent
-    at another. Both times are of Kafka's brokers, whose clocks may differ."""
+    """Return the condition that a dead letter appended at `appended` may be of an event sent at
+    `sent`. Both are times of Kafka's brokers, whose clocks may differ by `MAX_CLOCK_DIFFERENCE`."""
     return appended >= sent - F.lit(MAX_CLOCK_DIFFERENCE)
 
 

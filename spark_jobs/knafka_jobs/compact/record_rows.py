@@ -48,11 +48,9 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             _or_empty(_own_attribute("broker")).alias("broker"),
             # A Broker's own dead letters have no Trigger; a record that isn't of its topic's owner
             # is known by the topic.
-            F.coalesce(
-                _own_attribute("trigger"),
-                F.when(F.col("is_own"), F.lit("")),
-                F.col("topic"),
-            ).alias("trigger"),
+            F.when(F.col("is_own"), _or_empty(_own_attribute("trigger")))
+            .otherwise(F.col("topic"))
+            .alias("trigger"),
             *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
             _header_text("content-type").alias("content_type"),
             F.octet_length("value").alias("data_bytes"),
@@ -91,9 +89,9 @@ def _is_of_topic() -> Column:
     """Return the condition that a record's headers name the Trigger or Broker whose dead-letter
     topic it is in.
 
-    Whoever may write to a topic may forge a record's headers. So a record counts as a dead letter
-    of its topic's owner or of nobody: else one tenant could have events sent to another's
-    subscriber.
+    A tenant that may write to a topic can forge a record's headers. If these were believed, it
+    could have events sent to another tenant's subscriber. So a record counts as a dead letter of
+    its topic's owner, or of nobody.
     """
     owner = (_or_empty(_knafka_attribute(name)) for name in TRIGGER)
     return F.col("topic") == dead_letter_topic_of(*owner)
